@@ -1,0 +1,34 @@
+# `make demo` and `make test` each do all of their own set-up, in .venv and nowhere else, and skip it the next time.
+.PHONY: demo test lint types tests clean
+.DELETE_ON_ERROR:
+
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+
+demo: $(VENV)/.cli
+	$(BIN)/linformers bench time
+
+test: lint types tests
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+tests: $(VENV)/.dev
+	$(BIN)/pytest -n 2 --dist worksteal
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "linformers needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.cli $(VENV)/.dev: $(VENV)/.%: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

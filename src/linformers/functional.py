@@ -1,0 +1,116 @@
+"""The maths of Linformer attention as pure functions: shorten along the sequence, then attend.
+
+Axes: b batch, h heads, g key/value heads, n query positions, s key positions, k slots, w positions of a window, d channels.
+Masks: ``keep`` is True where a token (or a slot) is real.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+    """Softmax attention of queries to a few slots, by torch's fused kernel where it has one.
+
+    Args:
+        q: ``(b, h, n, d)``.
+        k: ``(b, g, k, d)``; ``g`` divides ``h``, and neighbouring query heads share a key/value head.
+        v: ``(b, g, k, d)``.
+        keep: ``(b, k)``; a query whose slots are all excluded gets zeros.
+        dropout: probability of dropping a weight after the softmax.
+
+    Returns:
+        ``(b, h, n, d)``.
+    """
+    mask = None if keep is None else keep[:, None, None, :]
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=k.shape[1] != q.shape[1]
+    )
+
+
+def attend_with_weights(
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """:func:`attend`, written out, for callers who want to see the weights.
+
+    Returns:
+        The output ``(b, h, n, d)`` and the weights ``(b, h, n, k)``, after dropout as in ``nn.MultiheadAttention``.
+    """
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)  # (b, h, n, k)
+    if keep is not None:
+        excluded = ~keep[:, None, None, :]
+        # The smallest number instead of -inf, and zeros afterwards: a row without any slot then gives 0, not NaN.
+        scores = scores.masked_fill(excluded, torch.finfo(scores.dtype).min)
+        weights = scores.softmax(-1).masked_fill(excluded, 0.0)
+    else:
+        weights = scores.softmax(-1)
+    if dropout:
+        weights = F.dropout(weights, dropout)
+    return weights @ v, weights
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """Give every query head its key/value head: ``(b, g, k, d)`` to ``(b, heads, k, d)``, without a copy if ``g`` is 1."""
+    b, g, k, d = x.shape
+    return x if g == heads else x[:, :, None].expand(b, g, heads // g, k, d).reshape(b, heads, k, d)
+
+
+def blank(x: Tensor, keep: Tensor | None) -> Tensor:
+    """Zero what is not kept: ``(b, s, d)`` with ``(b, s)``. A fill, not a product, so that even NaN in padding is harmless."""
+    return x if keep is None else x.masked_fill(~keep[..., None], 0.0)
+
+
+def first_rows(matrix: Tensor, length: int) -> Tensor:
+    """The rows of ``(h, max_len, k)`` that an input of ``length`` uses: ``(h, length, k)``.
+
+    An export copies them, because the layout of a slice depends on the length and its graph may not.
+    """
+    if torch.compiler.is_exporting():
+        return matrix.index_select(1, torch.arange(length, device=matrix.device))
+    return matrix[:, :length]
+
+
+def used_segments(length: int, max_len: int, k: int) -> int:
+    """How many of the ``k`` segments of ``max_len`` positions begin before ``length``.
+
+    While exporting it is always ``k``: a number of slots that depends on the length has no fixed shape.
+    """
+    return k if torch.compiler.is_exporting() else -(-length * k // max_len)
+
+
+def segment_windows(x: Tensor, max_len: int, k: int) -> Tensor:
+    """Cut a sequence into the windows of its segments.
+
+    Segment ``j`` of ``k`` starts at ``floor(j * max_len / k)``; a window is the ``w = ceil(max_len / k)`` positions from
+    there on. If ``k`` does not divide ``max_len``, some windows reach one position into the next segment.
+
+    Args:
+        x: ``(b, s, ...)`` with ``s <= max_len``.
+
+    Returns:
+        ``(b, used, w, ...)``; positions past the end of ``x`` are zero (or False).
+    """
+    s, width = x.shape[1], -(-max_len // k)
+    used = used_segments(s, max_len, k)
+    if max_len % k == 0 and not torch.compiler.is_exporting():  # the windows lie side by side
+        if used * width != s:
+            x = torch.cat([x, x.new_zeros(x.shape[0], used * width - s, *x.shape[2:])], 1)
+        return x.unflatten(1, (used, width))
+    index = window_positions(max_len, k, used, x.device)  # (used, w)
+    inside = (index < s).view(1, used, width, *[1] * (x.dim() - 2))
+    gathered = x.index_select(1, index.clamp(max=s - 1).flatten()).unflatten(1, (used, width))
+    return gathered.masked_fill(~inside, 0)
+
+
+def window_positions(max_len: int, k: int, used: int, device: torch.device) -> Tensor:
+    """The position that every place of every window looks at: ``(used, w)``."""
+    starts = torch.arange(used, device=device) * max_len // k
+    return starts[:, None] + torch.arange(-(-max_len // k), device=device)
+
+
+def segment_membership(length: int, max_len: int, k: int, device: torch.device) -> Tensor:
+    """Which places of the windows of :func:`segment_windows` belong to their own segment and to the input: ``(used, w)``."""
+    used = used_segments(length, max_len, k)
+    ends = torch.arange(1, used + 1, device=device) * max_len // k
+    return window_positions(max_len, k, used, device) < ends.clamp(max=length)[:, None]

@@ -1,0 +1,463 @@
+"""Sequence projections: shorten keys and values from s positions to k slots, and say which layers share one.
+
+Axes: b batch, h heads, s key positions, k slots, w positions of a window, d channels.
+A projection is stored for ``max_len`` positions, and position i always uses row i of it, whatever the input's length.
+"""
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linformers.functional import blank, first_rows, segment_membership, segment_windows
+
+KEY, VALUE = 0, 1
+
+METHODS = ("learnable", "convolution", "mean", "max", "no_params")
+SHARINGS = ("none", "headwise", "kv", "layerwise")
+STARTS = ("random", "segments")
+
+
+class Slots(NamedTuple):
+    """A shortened sequence.
+
+    Attributes:
+        content: ``(b, h, k, d)``, or ``(b, 1, k, d)`` if one projection serves all heads.
+        mass: ``(b or 1, h or 1, k)``, what a sequence of ones becomes: the factor of a bias added before shortening.
+            None stands for ones.
+        keep: ``(b or 1, k)``, False where a slot holds no real token; None if all take part.
+    """
+
+    content: Tensor
+    mass: Tensor | None
+    keep: Tensor | None
+
+
+class Projection(nn.Module, ABC):
+    """What all projections have in common.
+
+    Attributes:
+        max_len: the longest input.
+        k: the number of slots.
+        parts: 2 if keys and values have a projection each, 1 if they share one.
+        heads: the number of heads with a projection of their own, 1 if all share.
+        linear: whether it commutes with a map of the channels, so that either may come first.
+    """
+
+    linear = True
+
+    def __init__(self, max_len: int, k: int, parts: int = 1, heads: int = 1) -> None:
+        super().__init__()
+        for name, value in {"max_len": max_len, "k": k, "heads": heads}.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if k > max_len:
+            warnings.warn(
+                f"k = {k} slots for at most {max_len} positions: more slots than positions cost time and gain nothing; "
+                f"choose k below {max_len}",
+                stacklevel=3,
+            )
+        self.max_len, self.k, self.parts, self.heads = max_len, k, parts, heads
+
+    @property
+    def count(self) -> int:
+        """The number of distinct n x k projections in here."""
+        return self.parts * self.heads
+
+    def cost(self, length: int) -> int:
+        """Multiplications per channel of shortening ``length`` positions once."""
+        return length
+
+    def forward(self, x: Tensor, keep: Tensor | None = None, part: int = KEY, k: int | None = None) -> Slots:
+        """Shorten ``x``.
+
+        Args:
+            x: ``(b, h, s, d)``, or ``(b, 1, s, d)`` for all heads alike.
+            keep: ``(b, s)``, True where the token is real.
+            part: ``KEY`` or ``VALUE``.
+            k: use this many slots instead of all: the first columns of a matrix, or as many segments.
+
+        Raises:
+            ValueError: if ``x`` is empty, longer than ``max_len``, or ``k`` is more than there are.
+        """
+        length, k = x.shape[2], self.k if k is None else k
+        if not torch.compiler.is_exporting():  # an export states its bounds itself
+            check_length(length, self.max_len)
+        if not 1 <= k <= self.k:
+            raise ValueError(f"asked for {k} slots of a projection with {self.k}; ask for 1 to {self.k}")
+        return self.shorten(x, keep, min(part, self.parts - 1), k)
+
+    @abstractmethod
+    def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
+        """:meth:`forward` after its checks. One whose ``heads`` is 1 gets ``(b, 1, s, d)``."""
+
+    def reset_parameters(self) -> None:
+        """Draw the start anew."""
+
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> "Projection":
+        """Change the maximum length or the number of slots in place; see :func:`resample`."""
+        self.max_len, self.k = max_len or self.max_len, k or self.k
+        return self
+
+    def extra_repr(self) -> str:
+        return f"max_len={self.max_len}, k={self.k}, parts={self.parts}, heads={self.heads}"
+
+
+class Dense(Projection):
+    """One n x k matrix for each part and head: the paper's E and F.
+
+    The start ``"random"`` draws from N(0, 1/max_len): keys keep their scale at full length, and at length s have
+    ``sqrt(s / max_len)`` of it. ``"segments"`` lets each slot average its own segment, plus a little noise; the segments
+    come in an order in which the first k' columns, for every k', are spread over the whole sequence.
+
+    Args:
+        fixed: keep the matrices in a buffer instead of a parameter: saved, moved and cast, but not trained.
+    """
+
+    weight: Tensor  # (parts, heads, max_len, k); rows are sliced, which torch.export can follow
+
+    def __init__(
+        self,
+        max_len: int,
+        k: int,
+        parts: int = 1,
+        heads: int = 1,
+        *,
+        fixed: bool = False,
+        start: str = "random",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(max_len, k, parts, heads)
+        self.start = one_of("start", start, STARTS)
+        weight = torch.empty(parts, heads, max_len, k, device=device, dtype=dtype)
+        if fixed:
+            self.register_buffer("weight", weight)
+        else:
+            self.weight = nn.Parameter(weight)
+        self.reset_parameters()
+
+    def matrix(self, part: int) -> Tensor:
+        """E or F, as ``(heads, max_len, k)``."""
+        return self.weight[part]
+
+    def cost(self, length: int) -> int:
+        return length * self.k
+
+    def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
+        x = x if keep is None else blank(x, keep[:, None])
+        matrix = first_rows(self.matrix(part)[..., :k], x.shape[2])  # (heads, s, k)
+        if self.heads == 1:
+            content = matrix[0].mT @ x
+        elif x.shape[1] == 1:
+            content = torch.einsum("hsk,bsd->bhkd", matrix, x[:, 0])
+        else:
+            content = torch.einsum("hsk,bhsd->bhkd", matrix, x)
+        if keep is None:
+            mass = matrix.sum(1)[None]  # (1, heads, k)
+        else:
+            mass = torch.einsum("hsk,bs->bhk", matrix, keep.to(matrix.dtype))
+        return Slots(content, mass, None)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.weight, std=self.max_len**-0.5)
+        if self.start == "segments":
+            segments = segment_means(self.max_len, self.k).to(self.weight)
+            self.weight.mul_(0.1 * segments.std() * self.max_len**0.5).add_(segments)
+
+    @torch.no_grad()
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
+        old_len, old_k = self.max_len, self.k
+        super().resample_(max_len, k)
+        weight = self.weight[..., torch.arange(self.k, device=self.weight.device) % old_k]
+        if self.k > old_k:  # equal columns would get equal gradients for ever
+            weight[..., old_k:] += noise * weight.std() * torch.randn_like(weight[..., old_k:])
+        if self.max_len != old_len:
+            weight = stretch(weight.mT, self.max_len).mT
+        self.weight.data = weight.contiguous()
+        return self
+
+
+class Given(Dense):
+    """A matrix of the user's own, or one for keys and one for values; each ``(max_len, k)`` or ``(heads, max_len, k)``.
+
+    An ``nn.Parameter`` stays that parameter and is trained; a plain tensor is kept as a buffer and is not.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __init__(self, *matrices: Tensor) -> None:
+        shapes = [tuple(m.shape) for m in matrices]
+        if len(shapes) > 2 or len(set(shapes)) != 1 or len(shapes[0]) not in (2, 3):
+            raise ValueError(
+                "expected a matrix (max_len, k) or (heads, max_len, k), or two of the same shape for keys and values; "
+                f"got {', '.join(map(str, shapes)) or 'none'}"
+            )
+        heads, max_len, k = (1, *shapes[0])[-3:]
+        Projection.__init__(self, max_len, k, len(matrices), heads)
+        for name, matrix in zip(("keys", "values"), matrices, strict=False):
+            if isinstance(matrix, nn.Parameter):
+                self.register_parameter(name, matrix)
+            else:
+                self.register_buffer(name, matrix)
+
+    def matrix(self, part: int) -> Tensor:
+        return (self.values if part else self.keys).view(self.heads, self.max_len, self.k)
+
+    def reset_parameters(self) -> None:
+        """Leave the matrices alone: they are the user's."""
+
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
+        raise ValueError("a matrix of your own cannot be resampled here; pass one of the new size")
+
+
+class Convolution(Projection):
+    """One kernel as wide as a segment, for each part and head, applied at the start of every segment."""
+
+    def __init__(
+        self,
+        max_len: int,
+        k: int,
+        parts: int = 1,
+        heads: int = 1,
+        *,
+        start: str = "random",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(max_len, k, parts, heads)
+        self.start = one_of("start", start, STARTS)
+        self.kernel = nn.Parameter(torch.empty(parts, heads, -(-max_len // k), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
+        kernel = stretch(self.kernel[part], -(-self.max_len // k))  # (heads, w)
+        x = x if keep is None else blank(x, keep[:, None])
+        if x.shape[1] == 1:
+            windows = segment_windows(x[:, 0], self.max_len, k)  # (b, used, w, d)
+            content = (kernel @ windows).transpose(1, 2)  # (b, heads, used, d)
+        else:
+            windows = segment_windows(x.transpose(1, 2), self.max_len, k)  # (b, used, w, h, d)
+            content = torch.einsum("hw,bkwhd->bhkd", kernel, windows)
+        real = x.new_ones(1, x.shape[2]) if keep is None else keep.to(x.dtype)
+        real = segment_windows(real, self.max_len, k)  # (b or 1, used, w)
+        mass = torch.einsum("hw,bkw->bhk", kernel.to(real.dtype), real)
+        return Slots(content, mass, filled(real > 0, keep))
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        width = self.kernel.shape[-1]
+        nn.init.normal_(self.kernel, std=width**-0.5)
+        if self.start == "segments":
+            self.kernel.mul_(0.1 * width**-0.5).add_(1 / width)
+
+    @torch.no_grad()
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
+        super().resample_(max_len, k)
+        self.kernel.data = stretch(self.kernel, -(-self.max_len // self.k)).contiguous()
+        return self
+
+
+class Mean(Projection):
+    """Each slot is the mean of the real tokens of its segment."""
+
+    def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
+        windows, member = member_windows(x, keep, self.max_len, k)  # (b, used, w, d), (b or 1, used, w)
+        total = (member[:, :, None].to(x.dtype) @ windows).squeeze(2)  # (b, used, d)
+        content = total / member.sum(-1, keepdim=True).clamp(min=1)
+        return Slots(content[:, None], None, filled(member, keep, always=k <= self.max_len))
+
+
+class Max(Projection):
+    """Each slot is the largest value, channel by channel, of the real tokens of its segment."""
+
+    linear = False
+
+    def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
+        windows, member = member_windows(x, keep, self.max_len, k)
+        content = windows.masked_fill(~member[..., None], -torch.inf).amax(2)  # (b, used, d)
+        content = content.masked_fill(~member.any(-1, keepdim=True), 0.0)
+        return Slots(content[:, None], None, filled(member, keep, always=k <= self.max_len))
+
+
+class Custom(Projection):
+    """A user's own module, or one for keys and one for values, each mapping ``(b, max_len, d)`` to ``(b, k, d)``.
+
+    It always sees ``max_len`` positions, zero where there is no token, so that padding equals trimming for any module.
+    """
+
+    linear = False
+
+    def __init__(self, modules: Sequence[nn.Module], max_len: int, k: int) -> None:
+        super().__init__(max_len, k, len(modules))
+        self.maps = nn.ModuleList(modules)
+
+    def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
+        whole = F.pad(blank(x[:, 0], keep), (0, 0, 0, self.max_len - x.shape[2]))  # (b, max_len, d)
+        content = self.maps[part](whole)
+        expected = (whole.shape[0], self.k, whole.shape[2])
+        if content.shape != expected:
+            raise ValueError(
+                f"the projection module turned {tuple(whole.shape)} into {tuple(content.shape)}; expected {expected}"
+            )
+        return Slots(content[:, None, :k], None, None)
+
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
+        raise ValueError("a projection module of your own cannot be resampled here; build it for the new sizes")
+
+
+Method = str | Tensor | Sequence[Tensor] | nn.Module | Sequence[nn.Module]
+
+
+def make_projection(
+    max_len: int,
+    k: int,
+    *,
+    heads: int = 1,
+    sharing: str = "headwise",
+    method: Method = "learnable",
+    start: str = "random",
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Projection:
+    """Build the projection of one layer, or the one of all layers.
+
+    Args:
+        max_len: the longest input.
+        k: the number of slots.
+        heads: the number of key/value heads of the layer.
+        sharing: ``"none"`` gives every head its own E and F, ``"headwise"`` all heads one E and one F, ``"kv"`` one
+            matrix for both. ``"layerwise"`` is ``"kv"`` for a projection that is then handed to every layer.
+        method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"`` or ``"no_params"`` (fixed random); or a matrix,
+            or a pair of them (see :class:`Given`); or a module, or a pair of them (see :class:`Custom`).
+        start: ``"random"`` or ``"segments"``, for the learned methods.
+    """
+    parts, own_heads = {"none": (2, heads), "headwise": (2, 1), "kv": (1, 1), "layerwise": (1, 1)}[
+        one_of("sharing", sharing, SHARINGS)
+    ]
+    one_of("start", start, STARTS)
+    if isinstance(method, Projection):
+        return method
+    if not isinstance(method, str):
+        own = [method] if isinstance(method, Tensor | nn.Module) else list(method)
+        modules = [m for m in own if isinstance(m, nn.Module)]
+        return Custom(modules, max_len, k) if modules else Given(*own)
+    match one_of("method", method, METHODS):
+        case "learnable" | "no_params":
+            fixed = method == "no_params"
+            return Dense(max_len, k, parts, own_heads, fixed=fixed, start=start, device=device, dtype=dtype)
+        case "convolution":
+            return Convolution(max_len, k, parts, own_heads, start=start, device=device, dtype=dtype)
+        case "mean":
+            return Mean(max_len, k)
+        case _:
+            return Max(max_len, k)
+
+
+def slots_per_layer(dim_k: int | Sequence[int], depth: int, reduce_by_layer: int = 0) -> list[int]:
+    """The number of slots of each layer: ``max(1, dim_k - i * reduce_by_layer)``, or ``dim_k`` as a list.
+
+    Raises:
+        ValueError: if the list has not one entry for each layer, or both options are used.
+    """
+    if isinstance(dim_k, int):
+        return [max(1, dim_k - i * reduce_by_layer) for i in range(depth)]
+    if reduce_by_layer:
+        raise ValueError(
+            f"dim_k is a list, {list(dim_k)}, and k_reduce_by_layer is {reduce_by_layer}; give one of them"
+        )
+    if len(dim_k) != depth:
+        raise ValueError(f"dim_k lists {len(dim_k)} sizes for a depth of {depth}; give one for each layer")
+    return list(dim_k)
+
+
+def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> nn.Module:
+    """Give the trained projections in ``module`` another maximum length or another number of slots, in place.
+
+    What it keeps:
+
+    - Another ``max_len`` stretches each column of E and F over the new length and keeps its sum, so that a sequence
+      stretched in the same way gives the same slots, as nearly as E is smooth. (A random E is not.)
+    - Another ``k`` takes the first columns, or repeats them in turn. At a multiple of the old k the outputs are exactly
+      the same but for ``noise``, which is there so that training can tell the copies apart.
+    - ``convolution`` stretches its kernel to the new segments; ``mean`` and ``max`` have nothing to stretch.
+
+    Args:
+        module: a projection, or anything that owns some: a layer or a whole model.
+        max_len: the new maximum length; None keeps it.
+        k: the new number of slots; None keeps it.
+        noise: its standard deviation, as a share of that of the matrix.
+
+    Raises:
+        ValueError: if there is no projection in ``module``.
+    """
+    found = [m for m in module.modules() if isinstance(m, Projection)]
+    if not found:
+        raise ValueError(f"{type(module).__name__} owns no projection; pass the module that owns it, or the projection")
+    for projection in found:
+        projection.resample_(max_len, k, noise)
+    return module
+
+
+def stretch(x: Tensor, size: int) -> Tensor:
+    """Resample the last axis to ``size``, keeping its sum for a smooth ``x``."""
+    old = x.shape[-1]
+    if old == size:
+        return x
+    flat = F.interpolate(x.reshape(1, -1, old), size=size, mode="linear", align_corners=False)
+    return flat.reshape(*x.shape[:-1], size) * (old / size)
+
+
+def segment_means(max_len: int, k: int) -> Tensor:
+    """The ``(max_len, k)`` matrix whose columns average one segment each, in an order that spreads every prefix."""
+    starts = torch.arange(k + 1) * max_len // k
+    position = torch.arange(max_len)[:, None]
+    member = (position >= starts[:-1]) & (position < starts[1:])  # (max_len, k)
+    bits = max(1, math.ceil(math.log2(k)))
+    spread = sorted(range(k), key=lambda j: f"{j:0{bits}b}"[::-1])
+    return (member / member.sum(0).clamp(min=1))[:, spread]
+
+
+def member_windows(x: Tensor, keep: Tensor | None, max_len: int, k: int) -> tuple[Tensor, Tensor]:
+    """The windows of ``x`` ``(b, 1, s, d)``, and which of their places are real tokens of their own segment.
+
+    Returns:
+        ``(b, used, w, d)`` and ``(b or 1, used, w)``.
+    """
+    windows = segment_windows(blank(x[:, 0], keep), max_len, k)
+    member = segment_membership(x.shape[2], max_len, k, x.device)[None]
+    return windows, member if keep is None else member & segment_windows(keep, max_len, k)
+
+
+def filled(real: Tensor, keep: Tensor | None, always: bool = True) -> Tensor | None:
+    """Which slots hold a token, from their windows ``(b or 1, used, w)``.
+
+    None if, as ``always`` says, no slot can be without one unless the tokens of its window are masked. An export computes
+    all k slots, also those that begin past the end of the input, and must look.
+    """
+    return None if keep is None and always and not torch.compiler.is_exporting() else real.any(-1)
+
+
+def check_length(length: int, max_len: int) -> None:
+    """Raise a ValueError unless ``1 <= length <= max_len``."""
+    if length < 1:
+        raise ValueError("got an empty sequence of keys; give at least one position")
+    if length > max_len:
+        raise ValueError(
+            f"got a sequence of {length}, but this projection was built for at most {max_len}; "
+            f"build it with a length of at least {length}, shorten the input, or stretch it with linformers.resample"
+        )
+
+
+def one_of(name: str, value: str, allowed: Sequence[str]) -> str:
+    """Return ``value`` if it is allowed, else raise a ValueError that lists what is."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
+    return value

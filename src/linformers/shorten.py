@@ -1,0 +1,147 @@
+"""Keys and values with k slots: a map of the channels and a projection of the positions, in the cheaper order.
+
+Axes: b batch, g key/value heads, s key positions, k slots, d channels in, e channels out (of all heads).
+
+For a linear projection E and a map W with bias c, ``E (x W + 1 c) = (E x) W + (E 1) c``, exactly. Shortening first turns two
+products with s rows into two with k rows.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linformers.projections import KEY, VALUE, Projection, Slots
+
+
+class Affine(NamedTuple):
+    """A linear map of channels that is not a module of its own."""
+
+    weight: Tensor  # (e, d)
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+class ChannelMap(Protocol):
+    """Anything linear in its input, with a bias: an :class:`Affine`, an ``nn.Linear``, one wrapped by a LoRA adapter."""
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
+
+
+def shorten(
+    key: Tensor,
+    value: Tensor,
+    to_key: ChannelMap,
+    to_value: ChannelMap,
+    projection: Projection,
+    *,
+    heads: int,
+    keep: Tensor | None = None,
+    k: int | None = None,
+    rotate: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Map ``key`` and ``value`` to heads and shorten them along the sequence.
+
+    Args:
+        key: ``(b, s, d)``.
+        value: ``(b, s, d')``; if it is the same object as ``key`` and one projection serves both, it is shortened once.
+        to_key: maps d to e channels.
+        to_value: maps d' to e channels.
+        projection: what shortens.
+        heads: the number of key/value heads g.
+        keep: ``(b, s)``, True where the token is real; nothing else has any influence.
+        k: use this many slots instead of all of the projection's.
+        rotate: applied to the keys, ``(b, g, s, e / g)``, before they are shortened (rotary positions).
+
+    Returns:
+        Keys and values, each ``(b, g, k, e / g)``, and which slots take part, ``(b, k)``, or None for all.
+    """
+    first = shortens_first(projection, key, to_key, heads) and rotate is None
+    if first and key is value and projection.parts == 1 and projection.heads == 1:
+        slots = projection(key[:, None], keep, KEY, k)
+        keys, values = map_slots(slots, to_key, heads), map_slots(slots, to_value, heads)
+        return keys, values, slot_keep(slots, key)
+    keys, slots = one(key, to_key, projection, KEY, first, heads, keep, k, rotate)
+    first = shortens_first(projection, value, to_value, heads)
+    values, _ = one(value, to_value, projection, VALUE, first, heads, keep, k, None)
+    return keys, values, slot_keep(slots, key)
+
+
+def shortens_first(projection: Projection, x: Tensor, linear: ChannelMap, heads: int) -> bool:
+    """Whether ``(E x) W`` costs fewer multiplications than ``E (x W)``, and is the same."""
+    if not projection.linear:
+        return False
+    weight = raw_weight(linear)
+    if (
+        weight is None
+    ):  # wrapped by an adapter: its size is unknown, but with one E for all heads fewer rows are cheaper
+        return projection.heads == 1
+    # An export is for all lengths, and may not depend on the one at hand.
+    length = projection.max_len if torch.compiler.is_exporting() else x.shape[1]
+    d_out, d_in = weight.shape
+    shorten_then_map = projection.cost(length) * d_in * projection.heads + projection.k * d_in * d_out
+    map_then_shorten = length * d_in * d_out + projection.cost(length) * d_out
+    return shorten_then_map < map_then_shorten
+
+
+def one(
+    x: Tensor,
+    linear: ChannelMap,
+    projection: Projection,
+    part: int,
+    first: bool,
+    heads: int,
+    keep: Tensor | None,
+    k: int | None,
+    rotate: Callable[[Tensor], Tensor] | None,
+) -> tuple[Tensor, Slots]:
+    """The keys or the values, ``(b, g, k, e / g)``, and the slots they come from."""
+    if first:
+        slots = projection(x[:, None], keep, part, k)
+        return map_slots(slots, linear, heads), slots
+    x = linear(x)
+    if rotate is not None:
+        x = rotate(x.unflatten(-1, (heads, -1)).transpose(1, 2))
+        x = x if projection.heads > 1 else x.transpose(1, 2).flatten(2)[:, None]
+    else:
+        x = x.unflatten(-1, (heads, -1)).transpose(1, 2) if projection.heads > 1 else x[:, None]
+    slots = projection(x, keep, part, k)
+    return split_heads(slots.content, heads), slots
+
+
+def map_slots(slots: Slots, linear: ChannelMap, heads: int) -> Tensor:
+    """``(E x) W + (E 1) c`` for shortened content: ``(b, g, k, e / g)``."""
+    content, mass, _ = slots
+    bias = linear.bias
+    if content.shape[1] == 1:
+        y = linear(content[:, 0])  # (b, k, e), with the bias once
+        if bias is not None and mass is not None:
+            y = y + ((mass[:, 0, :, None] - 1) * bias).to(y.dtype)
+        return split_heads(y[:, None], heads)
+    weight = raw_weight(linear)
+    if weight is None or mass is None:  # shortens_first does not let it come to this
+        raise TypeError(f"cannot map the slots of each head apart with {type(linear).__name__}")
+    y = torch.einsum("bgkd,ged->bgke", content, weight.view(heads, -1, weight.shape[1]))
+    return y if bias is None else y + (mass[..., None] * bias.view(heads, 1, -1)).to(y.dtype)
+
+
+def raw_weight(linear: ChannelMap) -> Tensor | None:
+    """The matrix of a plain linear map; None for a module that does more than multiply by it."""
+    return linear.weight if isinstance(linear, Affine | nn.Linear) and type(linear) in (Affine, nn.Linear) else None
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """``(b, 1, k, e)`` to ``(b, g, k, e / g)``; already split, it stays as it is."""
+    return x.squeeze(1).unflatten(-1, (heads, -1)).transpose(1, 2) if x.shape[1] == 1 else x
+
+
+def slot_keep(slots: Slots, key: Tensor) -> Tensor | None:
+    """Which slots take part, for every sample: ``(b, k)``."""
+    return None if slots.keep is None else slots.keep.expand(key.shape[0], -1)
