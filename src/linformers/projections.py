@@ -169,7 +169,7 @@ class Dense(Projection):
         nn.init.normal_(self.weight, std=self.max_len**-0.5)
         if self.start == "segments":
             segments = segment_means(self.max_len, self.k).to(self.weight)
-            self.weight.mul_(0.1 * segments.std() * self.max_len**0.5).add_(segments)
+            self.weight.mul_(0.1 * segments.std(correction=0) * self.max_len**0.5).add_(segments)
 
     @torch.no_grad()
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:

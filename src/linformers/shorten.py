@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linformers.functional import blank
 from linformers.projections import KEY, VALUE, Projection, Slots
 
 
@@ -106,7 +107,7 @@ def one(
     if first:
         slots = projection(x[:, None], keep, part, k)
         return map_slots(slots, linear, heads), slots
-    x = linear(x)
+    x = linear(blank(x, keep))  # blank here too: NaN in padding times a gradient of zero is NaN in that of the map
     if rotate is not None:
         x = rotate(x.unflatten(-1, (heads, -1)).transpose(1, 2))
         x = x if projection.heads > 1 else x.transpose(1, 2).flatten(2)[:, None]
