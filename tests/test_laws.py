@@ -5,11 +5,11 @@ import copy
 import pytest
 import torch
 from comparison import (
-    E,
     MASKS,
     METHODS,
     SHARINGS,
     SIZES,
+    E,
     assert_close,
     assert_near,
     ignore,
@@ -74,8 +74,8 @@ def comparable(method, *results):
     return [{name: x for name, x in found.items() if method != "max" or "output" in name} for found in results]
 
 
-@pytest.mark.parametrize("mask", ("none", "holes", "empty row"))
-@pytest.mark.parametrize("sharing", ("none", "kv"))
+@pytest.mark.parametrize("mask", ["none", "holes", "empty row"])
+@pytest.mark.parametrize("sharing", ["none", "kv"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.bfloat16, 0.04)])
 def test_lower_precision_stays_near_the_reference(dtype, error, method, sharing, mask):
@@ -87,8 +87,8 @@ def test_lower_precision_stays_near_the_reference(dtype, error, method, sharing,
     assert_near(*(results if dtype == torch.float32 else comparable(method, *results)), error)
 
 
-@pytest.mark.parametrize("mask", ("none", "holes", "empty row"))
-@pytest.mark.parametrize("sharing", ("none", "kv"))
+@pytest.mark.parametrize("mask", ["none", "holes", "empty row"])
+@pytest.mark.parametrize("sharing", ["none", "kv"])
 @pytest.mark.parametrize("method", METHODS)
 def test_autocast_stays_near_the_reference(method, sharing, mask):
     layer = make_layer(method, sharing, dtype=torch.float32, add_bias_kv=True, add_zero_attn=True)
@@ -149,7 +149,7 @@ def compare_with_full(full, layer, inputs, keep):
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize("method", ("learnable", "no_params"))
+@pytest.mark.parametrize("method", ["learnable", "no_params"])
 def test_identity_matrix_is_full_attention(method, sharing):
     n = SIZES["N"]
     layer = make_layer(method, sharing, proj_k=n)
@@ -159,7 +159,7 @@ def test_identity_matrix_is_full_attention(method, sharing):
     assert_close(*compare_with_full(full, layer, make_inputs(layer, s=n), None))
 
 
-@pytest.mark.parametrize("mask", ("none", "trailing"))
+@pytest.mark.parametrize("mask", ["none", "trailing"])
 @pytest.mark.parametrize("length", range(1, SIZES["N"] + 1))
 def test_mean_with_a_slot_for_each_position_is_full_attention(length, mask):
     layer = make_layer("mean", proj_k=SIZES["N"])
@@ -194,7 +194,7 @@ def test_every_kind_of_trained_attention_loads(options):
 
 @pytest.mark.parametrize("sharing", SHARINGS)
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("length", (1, 2, 5, 10))
+@pytest.mark.parametrize("length", [1, 2, 5, 10])
 def test_trailing_padding_equals_trimming(method, sharing, length):
     layer = make_layer(method, sharing)
     query, key, value = make_inputs(layer)
@@ -210,9 +210,9 @@ def test_trailing_padding_equals_trimming(method, sharing, length):
     assert not padded["gradient of value"][:, length:].any()
 
 
-@pytest.mark.parametrize("content", (float("nan"), float("inf"), -float("inf"), 1e30))
-@pytest.mark.parametrize("mask", ("trailing", "holes", "empty row"))
-@pytest.mark.parametrize("sharing", ("none", "kv"))
+@pytest.mark.parametrize("content", [float("nan"), float("inf"), -float("inf"), 1e30])
+@pytest.mark.parametrize("mask", ["trailing", "holes", "empty row"])
+@pytest.mark.parametrize("sharing", ["none", "kv"])
 @pytest.mark.parametrize("method", METHODS)
 def test_masked_content_has_no_influence(method, sharing, mask, content):
     layer = make_layer(method, sharing)
@@ -235,8 +235,8 @@ def test_gradients_of_masked_tokens_are_exactly_zero(method, keep):
         assert found["gradient of value"][keep].any(-1).all()
 
 
-@pytest.mark.parametrize("need_weights", (False, True))
-@pytest.mark.parametrize("dtype", (torch.float64, torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("sharing", SHARINGS)
 @pytest.mark.parametrize("method", METHODS)
 def test_all_padded_row_gives_the_output_bias(method, sharing, dtype, need_weights):
@@ -259,7 +259,7 @@ def test_position_keeps_its_row_whatever_the_mask(method):
 # Law 3: lengths
 
 
-@pytest.mark.parametrize("sharing", ("none", "kv"))
+@pytest.mark.parametrize("sharing", ["none", "kv"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_length_up_to_the_maximum_works(method, sharing):
     layer = make_layer(method, sharing)
@@ -308,9 +308,9 @@ def allocations(method, sharing, n, masked, need_weights):
     return made
 
 
-@pytest.mark.parametrize("need_weights", (False, True))
-@pytest.mark.parametrize("masked", (False, True))
-@pytest.mark.parametrize("sharing", ("none", "kv"))
+@pytest.mark.parametrize("need_weights", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("sharing", ["none", "kv"])
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_of_size_n_times_n_is_allocated(method, sharing, masked, need_weights):
     n = 997
@@ -331,8 +331,8 @@ def test_the_allocation_count_sees_full_attention():
 # The start
 
 
-@pytest.mark.parametrize("method", ("learnable", "no_params"))
-@pytest.mark.parametrize("max_len", (67, 509, 4093))
+@pytest.mark.parametrize("method", ["learnable", "no_params"])
+@pytest.mark.parametrize("max_len", [67, 509, 4093])
 def test_compressed_keys_keep_the_scale_of_the_keys(max_len, method):
     layer = LinearMultiheadAttention(E, 2, seq_len=max_len, proj_k=53, method=method, param_sharing="headwise")
     assert layer.projection.weight.var().item() == pytest.approx(1 / max_len, rel=0.1)

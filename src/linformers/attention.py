@@ -121,12 +121,12 @@ class LinearMultiheadAttention(nn.Module):
         )
         if made.heads not in (1, num_heads):
             raise ValueError(f"the projection has {made.heads} heads; this layer has num_heads={num_heads}")
+        for name, given, default, own in (("seq_len", seq_len, 512, made.max_len), ("proj_k", proj_k, 128, made.k)):
+            if given not in (default, own):
+                raise ValueError(f"{name}={given}, but the projection handed in has {own}; leave {name} out")
         if projection is None:
             self.projection = made
         else:
-            for name, given, default, own in (("seq_len", seq_len, 512, made.max_len), ("proj_k", proj_k, 128, made.k)):
-                if given not in (default, own):
-                    raise ValueError(f"{name}={given}, but the projection handed in has {own}; leave {name} out")
             object.__setattr__(self, "projection", made)  # around nn.Module, which would register it
         self._reset_own_parameters()
 

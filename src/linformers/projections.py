@@ -101,6 +101,9 @@ class Projection(nn.Module, ABC):
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> "Projection":
         """Change the maximum length or the number of slots in place; see :func:`resample`."""
+        for name, value in {"max_len": max_len, "k": k}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         self.max_len, self.k = max_len or self.max_len, k or self.k
         return self
 
@@ -181,6 +184,7 @@ class Dense(Projection):
         if self.max_len != old_len:
             weight = stretch(weight.mT, self.max_len).mT
         self.weight.data = weight.contiguous()
+        self.weight.grad = None  # of the old shape
         return self
 
 
@@ -262,6 +266,7 @@ class Convolution(Projection):
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
         super().resample_(max_len, k)
         self.kernel.data = stretch(self.kernel, -(-self.max_len // self.k)).contiguous()
+        self.kernel.grad = None  # of the old shape
         return self
 
 
@@ -307,7 +312,9 @@ class Custom(Projection):
             raise ValueError(
                 f"the projection module turned {tuple(whole.shape)} into {tuple(content.shape)}; expected {expected}"
             )
-        return Slots(content[:, None, :k], None, None)
+        # A module may make something of nothing (a bias); a sample without a token has no slots all the same.
+        real = None if keep is None else keep.any(1, keepdim=True).expand(-1, k)
+        return Slots(content[:, None, :k], None, real)
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
         raise ValueError("a projection module of your own cannot be resampled here; build it for the new sizes")
@@ -348,7 +355,13 @@ def make_projection(
     if not isinstance(method, str):
         own = [method] if isinstance(method, Tensor | nn.Module) else list(method)
         modules = [m for m in own if isinstance(m, nn.Module)]
-        return Custom(modules, max_len, k) if modules else Given(*own)
+        matrices = [m for m in own if isinstance(m, Tensor)]
+        if len(own) not in (1, 2) or len(own) not in (len(modules), len(matrices)):
+            raise ValueError(
+                "a method of your own is a matrix or a module, or two matrices or two modules for keys and values; "
+                f"got {', '.join(type(m).__name__ for m in own) or 'an empty list'}"
+            )
+        return Custom(modules, max_len, k) if modules else Given(*matrices)
     match one_of("method", method, METHODS):
         case "learnable" | "no_params":
             fixed = method == "no_params"

@@ -1,0 +1,142 @@
+"""The pure functions: attention to slots, with and without weights, and the windows of segments."""
+
+import math
+
+import pytest
+import reference
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from linformers.functional import (
+    attend,
+    attend_with_weights,
+    blank,
+    first_rows,
+    repeat_heads,
+    segment_membership,
+    segment_windows,
+    used_segments,
+    window_positions,
+)
+
+B, H, N, K, D = 2, 6, 5, 7, 3
+
+
+def make(groups, dtype=torch.float64):
+    shapes = (B, H, N, D), (B, groups, K, D), (B, groups, K, D)
+    return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
+
+
+def make_keep(kind):
+    keep = torch.rand(B, K) < 0.6
+    keep[0, 0] = True
+    keep[1] = kind != "empty row"
+    return None if kind == "none" else keep
+
+
+def by_loops(q, k, v, keep):
+    """The reference, head by head; neighbouring query heads share a key/value head."""
+    group = H // k.shape[1]
+    outs, weights = torch.zeros(B, H, N, D, dtype=torch.float64), torch.zeros(B, H, N, K, dtype=torch.float64)
+    for b in range(B):
+        for h in range(H):
+            real = [keep is None or bool(keep[b, j]) for j in range(K)]
+            keys, values = ([x[b, h // group, j] if real[j] else None for j in range(K)] for x in (k, v))
+            for i in range(N):
+                outs[b, h, i], weights[b, h, i] = reference.attend(q[b, h, i], keys, values)
+    return outs, weights
+
+
+def gradients(output, inputs):
+    weight = torch.linspace(-1, 2, output.numel(), dtype=torch.float64).view(output.shape)
+    return torch.autograd.grad((output * weight).sum(), inputs)
+
+
+@pytest.mark.parametrize("kind", ["none", "holes", "empty row"])
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+def test_both_attentions_equal_the_reference(groups, kind):
+    inputs, keep = make(groups), make_keep(kind)
+    expected, expected_weights = by_loops(*inputs, keep)
+    out = attend(*inputs, keep)
+    seen, weights = attend_with_weights(*inputs, keep)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(seen, expected)
+    torch.testing.assert_close(weights, expected_weights)
+    for result in (out, seen):
+        torch.testing.assert_close(gradients(result, inputs), gradients(expected, inputs))
+        expected = by_loops(*inputs, keep)[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("attention", [attend, lambda *args: attend_with_weights(*args)[0]])
+def test_query_without_a_slot_gets_zeros_and_no_nan(attention, dtype):
+    inputs, keep = make(2, dtype), make_keep("empty row")
+    out = attention(*inputs, keep)
+    assert out.dtype == dtype
+    assert not out[1].any()
+    for gradient in gradients(out, inputs):
+        assert gradient.isfinite().all()
+        assert not gradient[1].any()
+
+
+@pytest.mark.parametrize("attention", [attend, lambda *args: attend_with_weights(*args)[0]])
+def test_large_scores_do_not_overflow(attention):
+    q, k, v = make(6, torch.float32)
+    out = attention(q * 1e4, k * 1e4, v, make_keep("holes"))
+    assert out.isfinite().all()
+    assert out.abs().max() <= v.abs().max()
+
+
+def test_weights_are_those_that_were_used():
+    q, k, v = make(3)
+    out, weights = attend_with_weights(q, k, v, make_keep("holes"), dropout=0.5)
+    torch.testing.assert_close(weights @ repeat_heads(v, H), out)
+    assert 0 < (weights == 0).double().mean() < 1
+
+
+def test_repeat_heads_gives_neighbours_the_same():
+    x = torch.randn(B, 2, K, D)
+    assert torch.equal(repeat_heads(x, 6), x.repeat_interleave(3, 1))
+    assert repeat_heads(x, 2) is x
+
+
+def test_blank_fills_rather_than_multiplies():
+    x = torch.full((2, 3, 5), torch.nan)
+    keep = torch.zeros(2, 3, dtype=torch.bool)
+    assert not blank(x, keep).any()
+    assert blank(x, None) is x
+
+
+def test_first_rows_are_the_first():
+    matrix = torch.randn(2, 13, 7)
+    assert torch.equal(first_rows(matrix, 5), matrix[:, :5])
+
+
+@given(max_len=st.integers(1, 40), k=st.integers(1, 45), data=st.data())
+def test_windows_begin_at_their_segments(max_len, k, data):
+    s = data.draw(st.integers(1, max_len), "s")
+    starts, width = [math.floor(j * max_len / k) for j in range(k)], math.ceil(max_len / k)
+    ends = [*starts[1:], max_len]
+    used = used_segments(s, max_len, k)
+    assert used == sum(start < s for start in starts)
+    x = torch.arange(1, 2 * s + 1).view(1, s, 2)
+    windows = segment_windows(x, max_len, k)
+    member = segment_membership(s, max_len, k, x.device)
+    assert windows.shape == (1, used, width, 2)
+    assert member.shape == (used, width)
+    positions = window_positions(max_len, k, used, x.device)
+    for j in range(used):
+        for t in range(width):
+            i = starts[j] + t
+            assert positions[j, t] == i
+            assert torch.equal(windows[0, j, t], x[0, i] if i < s else torch.zeros(2, dtype=x.dtype))
+            assert bool(member[j, t]) == (i < min(ends[j], s))
+
+
+@pytest.mark.parametrize(("max_len", "k"), [(12, 4), (13, 5)])
+def test_windows_of_masks_are_false_past_the_end(max_len, k):
+    keep = torch.ones(2, 10, dtype=torch.bool)
+    windows = segment_windows(keep, max_len, k)
+    assert windows.dtype == torch.bool
+    assert torch.equal(windows, window_positions(max_len, k, windows.shape[1], keep.device).lt(10).expand(2, -1, -1))

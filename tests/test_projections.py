@@ -1,0 +1,365 @@
+"""Projections: their slots, masks, starts, errors, and what ``resample`` keeps."""
+
+import copy
+
+import pytest
+import torch
+from comparison import METHODS, SHARINGS, E, make_inputs, make_layer, reference_shortener
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from linformers import LinearMultiheadAttention, Projection, make_projection, resample
+from linformers.projections import KEY, VALUE, slots_per_layer
+
+SEGMENT_METHODS = ("convolution", "mean", "max")
+
+
+def reference_slots(projection, x, keep, part):
+    """``(b, h, k, d)`` and which slots take part, by the loops; a slot that does not is zero."""
+    shorten = reference_shortener(projection, part, x.shape[-1])
+    content = torch.zeros(x.shape[0], projection.heads, projection.k, x.shape[-1], dtype=torch.float64)
+    takes_part = torch.ones(x.shape[0], projection.k, dtype=torch.bool)
+    for b in range(x.shape[0]):
+        real = [i for i in range(x.shape[2]) if keep is None or keep[b, i]]
+        for h in range(projection.heads):
+            row = x[b, h if x.shape[1] > 1 else 0]
+            for j, slot in enumerate(shorten(h, {i: row[i] for i in real})):
+                if slot is None:
+                    takes_part[b, j] = False
+                else:
+                    content[b, h, j] = slot
+    return content, takes_part
+
+
+@pytest.mark.parametrize("method", METHODS)
+@given(st.data())
+@pytest.mark.filterwarnings("ignore:k = :UserWarning")
+def test_slots_equal_the_reference(method, data):
+    max_len, k = data.draw(st.integers(1, 13), "max_len"), data.draw(st.integers(1, 14), "k")
+    b, heads, s = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3)), data.draw(st.integers(1, max_len))
+    sharing = data.draw(st.sampled_from(SHARINGS), "sharing")
+    projection = make_projection(max_len, k, heads=heads, sharing=sharing, method=method, dtype=torch.float64)
+    keep = torch.tensor(data.draw(st.lists(st.booleans(), min_size=b * s, max_size=b * s), "keep")).view(b, s)
+    keep = data.draw(st.sampled_from((None, keep)), "masked")
+    x_heads = data.draw(st.sampled_from((1, projection.heads)), "heads of x")
+    x = torch.randn(b, x_heads, s, 2, dtype=torch.float64)
+    for part in (KEY, VALUE):
+        with torch.no_grad():
+            content, mass, takes_part = projection(x, keep, part)
+            expected, expected_part = reference_slots(projection, x, keep, part)
+            ones, _ = reference_slots(projection, torch.ones(b, 1, s, 1, dtype=torch.float64), keep, part)
+        used = content.shape[2]
+        assert not expected_part[:, used:].any()  # only slots without a token are left out
+        takes_part = torch.ones(1, used, dtype=torch.bool) if takes_part is None else takes_part
+        assert torch.equal(takes_part.expand(b, -1), expected_part[:, :used])
+        real = expected_part[:, None, :used, None]
+        torch.testing.assert_close(content * real, expected[:, :, :used])
+        mass = torch.ones(1, 1, used, dtype=torch.float64) if mass is None else mass
+        torch.testing.assert_close(mass.expand(b, projection.heads, -1)[..., None] * real, ones[:, :, :used])
+
+
+@pytest.mark.parametrize("max_len", [61, 300, 512, 97])
+@pytest.mark.parametrize("method", METHODS)
+def test_exactly_k_slots_for_every_k(method, max_len):
+    for k in (1, 2, 3, 7, 60, max_len - 1, max_len):
+        if k > max_len:
+            continue
+        slots = make_projection(max_len, k, method=method)(torch.randn(1, 1, max_len, 2))
+        assert slots.content.shape == (1, 1, k, 2)
+        assert slots.keep is None or slots.keep.all()
+
+
+# Counts
+
+
+@pytest.mark.parametrize(("sharing", "count"), [("none", 10), ("headwise", 2), ("kv", 1), ("layerwise", 1)])
+def test_count_and_shapes_follow_the_sharing(sharing, count):
+    for method in ("learnable", "no_params"):
+        projection = make_projection(13, 7, heads=5, sharing=sharing, method=method)
+        assert projection.count == count
+        assert projection.weight.numel() == count * 13 * 7
+        assert isinstance(projection.weight, nn.Parameter) == (method == "learnable")
+        assert list(projection.state_dict()) == ["weight"]
+    projection = make_projection(13, 7, heads=5, sharing=sharing, method="convolution")
+    assert projection.count == count
+    assert projection.kernel.numel() == count * 2
+
+
+@pytest.mark.parametrize("method", ["mean", "max"])
+def test_pooling_has_nothing_to_store(method):
+    assert not make_projection(13, 7, heads=5, sharing="none", method=method).state_dict()
+
+
+# Fewer slots of one projection
+
+
+@pytest.mark.parametrize("method", ["learnable", "no_params"])
+def test_fewer_slots_are_the_first_columns(method):
+    projection, x = make_projection(13, 7, method=method), torch.randn(2, 1, 11, 3)
+    content, mass, _ = projection(x)
+    fewer = projection(x, k=5)
+    torch.testing.assert_close(fewer.content, content[:, :, :5])
+    torch.testing.assert_close(fewer.mass, mass[..., :5])
+
+
+@pytest.mark.parametrize("method", ["mean", "max"])
+def test_fewer_slots_are_fewer_segments(method):
+    x = torch.randn(2, 1, 11, 3)
+    for k in (1, 5, 7):
+        fewer = make_projection(13, 7, method=method)(x, k=k)
+        own = make_projection(13, k, method=method)(x)
+        torch.testing.assert_close(fewer.content, own.content)
+
+
+def test_fewer_segments_of_a_convolution_stretch_its_kernel():
+    projection = make_projection(12, 6, method="convolution")
+    with torch.no_grad():
+        projection.kernel.fill_(1 / 2)  # the mean of two
+    x = torch.randn(2, 1, 12, 3)
+    torch.testing.assert_close(
+        projection(x, k=3).content, make_projection(12, 3, method="mean")(x).content.expand(2, 1, 3, 3)
+    )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_slots_that_do_not_exist_are_an_error(method):
+    projection = make_projection(13, 7, method=method)
+    for k in (0, 8, -1):
+        with pytest.raises(ValueError, match=rf"asked for {k} slots of a projection with 7; ask for 1 to 7"):
+            projection(torch.zeros(1, 1, 13, 2), k=k)
+
+
+# The start
+
+
+@pytest.mark.parametrize("method", ["learnable", "convolution"])
+@pytest.mark.parametrize("max_len", [1, 2, 13, 64])
+def test_segments_start_is_the_mean_of_each_segment(method, max_len):
+    for k in {1, max(1, max_len // 3), max_len}:
+        projection = make_projection(max_len, k, method=method, start="segments", dtype=torch.float64)
+        x = torch.ones(1, 1, max_len, 1, dtype=torch.float64)
+        slots = projection(x).content.flatten()
+        if method == "learnable" or max_len % k == 0:  # else kernels reach into the next segment
+            torch.testing.assert_close(slots, torch.ones_like(slots), rtol=0, atol=0.6)
+        assert all(p.isfinite().all() for p in projection.parameters())
+
+
+@pytest.mark.parametrize(("max_len", "k"), [(64, 16), (97, 13), (13, 13), (11, 1), (30, 7)])
+def test_segments_start_has_every_segment_once(max_len, k):
+    torch.manual_seed(0)
+    weight = make_projection(max_len, k, start="segments").weight[0, 0].detach()
+    bounds = [j * max_len // k for j in range(k + 1)]
+    segment_of = [max(range(k), key=lambda j: weight[bounds[j] : bounds[j + 1], c].mean()) for c in range(k)]
+    assert sorted(segment_of) == list(range(k))
+    for prefix in range(1, k + 1):  # the first columns, however many, leave no long gap
+        seen = sorted(segment_of[:prefix])
+        gaps = [b - a for a, b in zip([-1, *seen], [*seen, k], strict=True)]
+        assert max(gaps) <= 2 * k / prefix + 2, f"{prefix} columns see segments {seen} of {k}"
+
+
+@pytest.mark.parametrize("start", ["random", "segments"])
+@pytest.mark.parametrize("method", ["learnable", "convolution", "no_params"])
+def test_reset_draws_the_start_anew(method, start):
+    projection = make_projection(13, 7, method=method, start=start)
+    before = copy.deepcopy(projection.state_dict())
+    projection.reset_parameters()
+    for name, value in projection.state_dict().items():
+        assert not torch.equal(value, before[name])
+        assert 0.3 < value.std() / before[name].std() < 3
+
+
+# k for each layer
+
+
+def test_slots_per_layer():
+    assert slots_per_layer(7, 3) == [7, 7, 7]
+    assert slots_per_layer(7, 4, 3) == [7, 4, 1, 1]
+    assert slots_per_layer([5, 3, 2], 3) == [5, 3, 2]
+    assert slots_per_layer((5, 3), 2) == [5, 3]
+    with pytest.raises(ValueError, match=r"lists 2 sizes for a depth of 3; give one for each layer"):
+        slots_per_layer([5, 3], 3)
+    with pytest.raises(ValueError, match=r"a list, \[5, 3\], and k_reduce_by_layer is 2; give one of them"):
+        slots_per_layer([5, 3], 2, 2)
+
+
+# Resampling
+
+
+def smooth(positions, k):
+    """Columns that change slowly over the positions, between 0 and 1."""
+    phase = torch.arange(1, k + 1, dtype=torch.float64)
+    return torch.cos(positions[:, None] * phase) + 1.5
+
+
+def places(n):
+    """The middles of n equal parts of 0 to 1."""
+    return (torch.arange(n, dtype=torch.float64) + 0.5) / n
+
+
+@pytest.mark.parametrize("method", ["learnable", "no_params"])
+@pytest.mark.parametrize("factor", [2, 3, 0.5])
+def test_smooth_matrix_survives_another_length(method, factor):
+    old, new, k = 62, int(62 * factor), 3
+    projection = make_projection(old, k, heads=2, sharing="none", method=method, dtype=torch.float64)
+    with torch.no_grad():
+        projection.weight.copy_(smooth(places(old), k) / old)
+    signal = smooth(2 * places(old), 5), smooth(2 * places(new), 5)
+    before = projection(signal[0][None, None]).content
+    assert resample(projection, max_len=new) is projection
+    assert (projection.max_len, projection.k) == (new, k)
+    assert projection.weight.shape == (2, 2, new, k)
+    torch.testing.assert_close(projection(signal[1][None, None]).content, before, rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(projection(signal[1][None, None]).mass, projection.weight[0].sum(1)[None])
+
+
+def test_smooth_kernel_survives_another_length():
+    projection = make_projection(60, 3, method="convolution", dtype=torch.float64)
+    with torch.no_grad():
+        projection.kernel.copy_(smooth(places(20), 1).flatten() / 20)
+    before = projection(smooth(places(60), 5)[None, None]).content
+    resample(projection, max_len=120)
+    assert projection.kernel.shape == (2, 1, 40)
+    torch.testing.assert_close(projection(smooth(places(120), 5)[None, None]).content, before, rtol=5e-3, atol=5e-3)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("method", ["learnable", "no_params"])
+def test_multiple_of_k_gives_the_same_attention(method, sharing):
+    layer = make_layer(method, sharing, proj_k=3)
+    inputs = make_inputs(layer)
+    before = layer(*inputs)[0]
+    resample(layer, k=9, noise=0.0)
+    assert (layer.seq_len, layer.proj_k) == (13, 9)
+    torch.testing.assert_close(layer(*inputs)[0], before)
+    resample(layer, k=3)
+    torch.testing.assert_close(layer(*inputs)[0], before)
+
+
+def test_noise_tells_the_copies_apart_and_leaves_the_old_columns():
+    projection = make_projection(13, 3)
+    old = projection.weight.detach().clone()
+    resample(projection, k=6, noise=0.1)
+    assert torch.equal(projection.weight[..., :3], old)
+    difference = projection.weight[..., 3:] - old
+    assert difference.std().item() == pytest.approx(0.1 * old.std().item(), rel=0.5)
+
+
+@pytest.mark.parametrize("method", ["learnable", "no_params"])
+def test_smaller_k_takes_the_first_columns(method):
+    projection = make_projection(13, 7, method=method)
+    old = projection.weight.detach().clone()
+    resample(projection, k=5)
+    assert torch.equal(projection.weight, old[..., :5])
+
+
+@pytest.mark.parametrize("method", ["mean", "max"])
+def test_pooling_is_resampled_by_its_sizes(method):
+    projection = resample(make_projection(13, 7, method=method), max_len=29, k=11)
+    x = torch.randn(2, 1, 23, 3)
+    torch.testing.assert_close(projection(x), make_projection(29, 11, method=method)(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", METHODS)
+def test_resampled_layer_runs_trains_and_saves(method, dtype):
+    layer = LinearMultiheadAttention(E, 2, seq_len=13, proj_k=7, method=method, dtype=dtype)
+    x = torch.randn(13, 2, E, dtype=dtype)
+    layer(x, x, x)[0].sum().backward()  # a gradient of the old shape is about
+    assert resample(layer, max_len=29, k=11) is layer
+    assert (layer.seq_len, layer.proj_k) == (29, 11)
+    x = torch.randn(29, 2, E, dtype=dtype)
+    output, weights = layer(x, x, x)
+    assert weights.shape == (2, 29, 11)
+    output.sum().backward()
+    assert all(p.grad is None or p.grad.shape == p.shape for p in layer.parameters())
+    assert all(x.dtype == dtype for x in layer.state_dict().values())
+    fresh = LinearMultiheadAttention(E, 2, seq_len=29, proj_k=11, method=method, dtype=dtype)
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(fresh(x, x, x)[0], output)
+
+
+def test_resample_finds_every_projection_of_a_model():
+    model = nn.ModuleList([make_layer(method) for method in METHODS])
+    resample(model, max_len=17, k=5)
+    assert [(layer.seq_len, layer.proj_k) for layer in model] == [(17, 5)] * 5
+    with pytest.raises(ValueError, match="Linear owns no projection; pass the module that owns it, or the projection"):
+        resample(nn.Linear(2, 3), k=5)
+    projection = make_projection(13, 7)
+    lent = LinearMultiheadAttention(E, 2, projection=projection)
+    with pytest.raises(ValueError, match="LinearMultiheadAttention owns no projection"):
+        resample(lent, k=5)
+    resample(projection, k=5)
+    assert lent.proj_k == 5
+
+
+def test_what_cannot_be_resampled_says_so():
+    with pytest.raises(ValueError, match="a matrix of your own cannot be resampled here; pass one of the new size"):
+        resample(make_layer(torch.zeros(13, 7)), k=5)
+    with pytest.raises(
+        ValueError, match="a projection module of your own cannot be resampled here; build it for the new"
+    ):
+        resample(make_layer(nn.Identity(), proj_k=13), k=5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sizes", [{"k": 0}, {"k": -2}, {"max_len": 0}, {"max_len": -3}])
+def test_resampling_to_nothing_is_an_error_and_changes_nothing(method, sizes):
+    projection = make_projection(13, 7, method=method)
+    (name, value), *_ = sizes.items()
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
+        resample(projection, **sizes)
+    assert (projection.max_len, projection.k) == (13, 7)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (torch.zeros(13), r"a matrix \(max_len, k\) or \(heads, max_len, k\).*got \(13,\)"),
+        (
+            (torch.zeros(13, 7), torch.zeros(13, 5)),
+            r"two of the same shape for keys and values; got \(13, 7\), \(13, 5\)",
+        ),
+        ([torch.zeros(13, 7)] * 3, r"two matrices or two modules for keys and values; got Tensor, Tensor, Tensor"),
+        ([], r"two matrices or two modules for keys and values; got an empty list"),
+        ([nn.Identity()] * 3, r"two matrices or two modules .*; got Identity, Identity, Identity"),
+        ((nn.Identity(), torch.zeros(13, 7)), r"two matrices or two modules .*; got Identity, Tensor"),
+        (["learnable", "mean"], r"two matrices or two modules .*; got str, str"),
+    ],
+)
+def test_wrong_own_projections_are_errors(method, message):
+    with pytest.raises(ValueError, match=message):
+        make_projection(13, 7, method=method)
+
+
+def test_own_module_that_gives_another_shape_is_an_error():
+    layer = make_layer(nn.Identity())
+    with pytest.raises(ValueError, match=r"turned \(3, 13, 6\) into \(3, 13, 6\); expected \(3, 7, 6\)"):
+        layer(*make_inputs(layer))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_wrong_sizes_are_errors(method):
+    for sizes, message in (((0, 7), "max_len must be at least 1, got 0"), ((13, -1), "k must be at least 1, got -1")):
+        with pytest.raises(ValueError, match=message):
+            make_projection(*sizes, method=method)
+    with pytest.raises(ValueError, match=r"sequence of 14, but this projection was built for at most 13"):
+        make_projection(13, 7, method=method)(torch.zeros(1, 1, 14, 2))
+    with pytest.raises(ValueError, match="empty sequence of keys"):
+        make_projection(13, 7, method=method)(torch.zeros(1, 1, 0, 2))
+    with pytest.warns(UserWarning, match=r"k = 17 slots for at most 13 positions: more slots than positions cost time"):
+        make_projection(13, 17, method=method)
+
+
+def test_heads_below_one_are_an_error():
+    with pytest.raises(ValueError, match="heads must be at least 1, got 0"):
+        make_projection(13, 7, heads=0, sharing="none")
+
+
+def test_repr_and_type():
+    projection = make_projection(13, 7, heads=5, sharing="none")
+    assert isinstance(projection, Projection)
+    assert "max_len=13, k=7, parts=2, heads=5" in repr(projection)

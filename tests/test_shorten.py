@@ -1,0 +1,179 @@
+"""Keys and values with k slots: both contraction orders give the same, and the cheaper one is taken."""
+
+import pytest
+import torch
+from comparison import METHODS, SHARINGS, assert_close, make_keep, outputs_and_gradients
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import linformers.shorten
+from linformers import make_projection
+from linformers.shorten import Affine, shorten, shortens_first
+
+B, S, MAX_LEN, K, HEADS, D_IN, D_VALUE, D_OUT = 3, 11, 13, 7, 2, 5, 3, 2 * 7
+LINEAR_METHODS = [method for method in METHODS if method != "max"]
+
+
+def make(method, sharing, bias=True, kind=nn.Linear):
+    projection = make_projection(MAX_LEN, K, heads=HEADS, sharing=sharing, method=method, dtype=torch.float64)
+    maps = [nn.Linear(d, D_OUT, bias=bias, dtype=torch.float64) for d in (D_IN, D_VALUE)]
+    parameters = {f"{i}.{name}": p for i, m in enumerate(maps) for name, p in m.named_parameters()}
+    parameters |= dict(projection.named_parameters())
+    if kind is Affine:
+        maps = [Affine(m.weight, m.bias) for m in maps]
+    inputs = {
+        "key": torch.randn(B, S, D_IN, dtype=torch.float64, requires_grad=True),
+        "value": torch.randn(B, S, D_VALUE, dtype=torch.float64, requires_grad=True),
+    }
+    return projection, maps, inputs, parameters
+
+
+def run(order, monkeypatch, projection, maps, inputs, parameters, keep, **options):
+    """All results in one order, or in the chosen one for None."""
+    with monkeypatch.context() as patch:
+        if order is not None:
+            patch.setattr(linformers.shorten, "shortens_first", lambda *_: order)
+        return outputs_and_gradients(
+            lambda: shorten(*inputs.values(), *maps, projection, heads=HEADS, keep=keep, **options)[:2],
+            inputs,
+            parameters,
+        )
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("mask", ["none", "holes", "empty row"])
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("method", LINEAR_METHODS)
+def test_both_orders_are_the_same(monkeypatch, method, sharing, mask, bias):
+    """Forward and gradients; slots that take no part may hold anything, so with them only the others are compared."""
+    kind = Affine if bias else nn.Linear
+    case = make(method, sharing, bias, kind)
+    keep = make_keep(mask, B, S)
+    *_, takes_part = shorten(*case[2].values(), *case[1], case[0], heads=HEADS, keep=keep)
+    first, last, chosen = (run(order, monkeypatch, *case, keep) for order in (True, False, None))
+    if takes_part is None or takes_part.all():
+        assert_close(first, last)
+    else:
+        for name in ("output 0", "output 1"):
+            real = takes_part[:, None, :, None]
+            torch.testing.assert_close(first[name] * real, last[name] * real)
+    assert any(all(torch.equal(chosen[name], order[name]) for name in chosen) for order in (first, last)), (
+        "the chosen order is neither"
+    )
+
+
+@pytest.mark.parametrize("sharing", ["kv", "layerwise"])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_source_of_keys_and_values_is_shortened_once_with_the_same_result(method, sharing):
+    projection = make_projection(MAX_LEN, K, heads=HEADS, sharing=sharing, method=method, dtype=torch.float64)
+    maps = [nn.Linear(D_IN, D_OUT, dtype=torch.float64) for _ in range(2)]
+    x, keep = torch.randn(B, S, D_IN, dtype=torch.float64), make_keep("holes", B, S)
+    calls = []
+    projection.register_forward_hook(lambda *_: calls.append(1))
+    once = shorten(x, x, *maps, projection, heads=HEADS, keep=keep)
+    assert len(calls) == (1 if shortens_first(projection, x, maps[0], HEADS) else 2)
+    torch.testing.assert_close(once, shorten(x, x.clone(), *maps, projection, heads=HEADS, keep=keep))
+
+
+def cost(projection, order, monkeypatch, length, d_in, d_out, heads):
+    """Multiplications that torch counts when the order is forced."""
+    linear, x = nn.Linear(d_in, d_out, bias=False), torch.randn(1, length, d_in)
+    with monkeypatch.context() as patch:
+        patch.setattr(linformers.shorten, "shortens_first", lambda *_: order)
+        with FlopCounterMode(display=False) as counter:
+            shorten(x, x.clone(), linear, linear, projection, heads=heads)
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("sharing", ["none", "headwise", "kv"])
+@pytest.mark.parametrize(
+    ("length", "k", "d_in", "d_out", "heads"),
+    [(128, 16, 32, 32, 4), (128, 16, 4, 32, 4), (32, 31, 32, 4, 2), (64, 4, 64, 64, 16), (128, 2, 8, 64, 2)],
+)
+def test_cheaper_order_is_chosen(monkeypatch, sharing, length, k, d_in, d_out, heads):
+    projection = make_projection(128, k, heads=heads, sharing=sharing)
+    chosen = shortens_first(projection, torch.empty(1, length, d_in), nn.Linear(d_in, d_out), heads)
+    costs = {order: cost(projection, order, monkeypatch, length, d_in, d_out, heads) for order in (True, False)}
+    assert costs[chosen] < costs[not chosen] * 1.05  # the count leaves out sums of the matrix
+
+
+def test_order_depends_on_the_sizes():
+    """Otherwise the choice above would be no choice."""
+
+    def first(length, sharing, d=64):
+        projection = make_projection(512, 16, heads=8, sharing=sharing)
+        return shortens_first(projection, torch.empty(1, length, d), nn.Linear(d, d), 8)
+
+    assert first(512, "kv")
+    assert first(512, "headwise")
+    assert not first(512, "none")
+    assert not first(5, "kv")
+
+
+def test_max_is_never_moved_before_the_map():
+    projection = make_projection(512, 2, method="max")
+    assert not shortens_first(projection, torch.empty(1, 512, 64), nn.Linear(64, 64), 8)
+
+
+class Adapter(nn.Module):
+    """Like an adapter that adds to a linear map: its matrix is not simply ``weight``."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.down, self.up = (
+            base,
+            nn.Linear(base.in_features, 2, False),
+            nn.Linear(2, base.out_features, False),
+        )
+        self.double()
+
+    @property
+    def weight(self):
+        return self.base.weight
+
+    @property
+    def bias(self):
+        return self.base.bias
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+@pytest.mark.parametrize("mask", ["none", "holes"])
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("method", METHODS)
+def test_wrapped_maps_give_what_their_product_gives(method, sharing, mask):
+    projection, maps, inputs, _ = make(method, sharing)
+    wrapped = [Adapter(linear) for linear in maps]
+    plain = [Affine(w.base.weight + w.up.weight @ w.down.weight, w.base.bias) for w in wrapped]
+    keep = make_keep(mask, B, S)
+    found = shorten(*inputs.values(), *wrapped, projection, heads=HEADS, keep=keep)
+    expected = shorten(*inputs.values(), *plain, projection, heads=HEADS, keep=keep)
+    real = torch.ones(B, found[0].shape[2], dtype=torch.bool) if found[2] is None else found[2]
+    for x, y in zip(found[:2], expected[:2], strict=True):
+        torch.testing.assert_close(x * real[:, None, :, None], y * real[:, None, :, None])
+    torch.testing.assert_close(found[2], expected[2])
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("method", METHODS)
+def test_rotation_comes_before_the_slots(method, sharing):
+    """Rotating with the positions and then shortening, as with keys that are already rotated; values are left alone."""
+    projection, maps, inputs, _ = make(method, sharing)
+    angles = torch.randn(S, D_OUT // HEADS, dtype=torch.float64)
+    keys, values, _ = shorten(
+        *inputs.values(), *maps, projection, heads=HEADS, rotate=lambda x: x * angles.cos() + x.flip(-1) * angles.sin()
+    )
+    mapped = maps[0](inputs["key"]).unflatten(-1, (HEADS, -1))
+    rotated = mapped * angles[:, None].cos() + mapped.flip(-1) * angles[:, None].sin()
+    identity = Affine(torch.eye(D_OUT, dtype=torch.float64), None)
+    expected = shorten(rotated.flatten(2), inputs["value"], identity, maps[1], projection, heads=HEADS)
+    torch.testing.assert_close((keys, values), expected[:2])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_fewer_slots_can_be_asked_for(method):
+    projection, maps, inputs, _ = make(method, "kv")
+    keys, values, _ = shorten(*inputs.values(), *maps, projection, heads=HEADS, k=3)
+    assert keys.shape == values.shape == (B, HEADS, 3, D_OUT // HEADS)
+    assert (keys.shape[2], projection.k) == (3, K)
