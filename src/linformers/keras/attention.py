@@ -1,0 +1,381 @@
+"""``LinearMultiHeadAttention``: ``keras.layers.MultiHeadAttention`` with a cost that is linear in the sequence length.
+
+Axes: b batch, h heads, t query positions, s key positions, k slots, e channels of a head. The layer speaks Keras' conventions
+(a mask is True where a token is real, heads come after positions).
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from linformers.keras.masks import check_attention_mask, fold, padding
+from linformers.keras.projections import Projection, Tensor, blank
+from linformers.keras.shorten import shorten
+from linformers.projections import METHODS, SHARINGS, one_of
+
+Shape = Sequence[int | None]
+
+
+@keras.saving.register_keras_serializable(package="linformers")
+class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
+    """Multi-head attention to k slots instead of s keys (Linformer, Wang et al. 2020).
+
+    It takes the arguments of :class:`keras.layers.MultiHeadAttention`, which have the same meaning here, and those below.
+    Regularizers, constraints and initializers are those of the maps of queries, keys, values and outputs; the projections
+    start from N(0, 1 / max_length).
+
+    Args:
+        num_heads: attention heads.
+        key_dim: channels of queries and keys in a head.
+        value_dim: channels of values in a head; None means ``key_dim``.
+        dropout: probability of dropping an attention weight.
+        use_bias: whether the maps of inputs and outputs have a bias.
+        output_shape: channels of the output; None means those of the query.
+        attention_axes: the axis of the positions; with a projection there is one.
+        sliding_window: as in Keras; has no meaning with a projection, and is refused.
+        flash_attention: as in Keras.
+        use_gate: as in Keras.
+        seed: of the dropout.
+        projection_dim: the number of slots k. None is the plain layer of Keras.
+        max_length: the longest key sequence; shorter ones need no padding. None takes the length that the layer is built
+            with.
+        sharing: ``"none"``, each head has its own E and F; ``"headwise"``, the heads share them; ``"kv"``, E and F are one
+            matrix. (``"layerwise"`` is what a handed ``projection`` means.)
+        method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"`` or ``"no_params"``; see
+            :class:`linformers.keras.Projection`.
+        projection: use this projection, which may serve other layers too, instead of making one; the four arguments before
+            are then left out.
+
+    Call arguments:
+        query: ``(b, t, channels)``.
+        value: ``(b, s, channels)``.
+        key: ``(b, s, channels)``; None means ``value``.
+        query_mask: ``(b, t)``; the weights of a masked query are zero. Masks of ``Embedding(mask_zero=True)`` and ``Masking``
+            arrive by themselves.
+        value_mask: ``(b, s)``; what is masked has no influence at all.
+        key_mask: ``(b, s)``; the same.
+        attention_mask: with a projection only ``(b, 1, s)``, the same for every query.
+        return_attention_scores: also return the weights.
+        training: whether to drop weights.
+        use_causal_mask: must be False with a projection.
+
+    Returns:
+        The output, ``(b, t, channels)``; and the weights ``(b, h, t, k)`` if asked for. A sample whose keys are all padding
+        gets the output's bias.
+
+    Raises:
+        ValueError: for keys longer than ``max_length``, and masks without a meaning.
+
+    Example:
+        >>> layer = LinearMultiHeadAttention(num_heads=8, key_dim=32, projection_dim=64, max_length=1000)
+        >>> x = keras.random.normal((2, 700, 256))
+        >>> layer(x, x).shape
+        (2, 700, 256)
+    """
+
+    def __init__(
+        self,
+        num_heads: int,
+        key_dim: int,
+        value_dim: int | None = None,
+        dropout: float = 0.0,
+        use_bias: bool = True,
+        output_shape: int | Sequence[int] | None = None,
+        attention_axes: int | Sequence[int] | None = None,
+        sliding_window: int | None = None,
+        flash_attention: bool | None = None,
+        kernel_initializer: Any = "glorot_uniform",
+        bias_initializer: Any = "zeros",
+        kernel_regularizer: Any = None,
+        bias_regularizer: Any = None,
+        activity_regularizer: Any = None,
+        kernel_constraint: Any = None,
+        bias_constraint: Any = None,
+        use_gate: bool = False,
+        seed: int | None = None,
+        *,
+        projection_dim: int | None = None,
+        max_length: int | None = None,
+        sharing: str = "headwise",
+        method: str = "learnable",
+        projection: Projection | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            num_heads=num_heads,
+            key_dim=key_dim,
+            value_dim=value_dim,
+            dropout=dropout,
+            use_bias=use_bias,
+            output_shape=output_shape,
+            attention_axes=attention_axes,
+            sliding_window=sliding_window,
+            flash_attention=flash_attention,
+            kernel_initializer=kernel_initializer,
+            bias_initializer=bias_initializer,
+            kernel_regularizer=kernel_regularizer,
+            bias_regularizer=bias_regularizer,
+            activity_regularizer=activity_regularizer,
+            kernel_constraint=kernel_constraint,
+            bias_constraint=bias_constraint,
+            use_gate=use_gate,
+            seed=seed,
+            **kwargs,
+        )
+        for name, size in {"projection_dim": projection_dim, "max_length": max_length}.items():
+            if size is not None and (not isinstance(size, int) or size < 1):
+                raise ValueError(f"{name} must be None or a whole number of at least 1, got {size!r}")
+        one_of("sharing", sharing, SHARINGS), one_of("method", method, METHODS)
+        self._flash_argument = flash_attention
+        self._handed = projection is not None
+        if projection is not None:
+            if projection_dim is not None or max_length is not None:
+                raise ValueError(
+                    f"got a projection and projection_dim={projection_dim}, max_length={max_length}; the projection has its own, "
+                    f"{projection.projection_dim} and {projection.max_length}: leave them out"
+                )
+            if projection.heads not in (1, num_heads):
+                raise ValueError(f"the projection has {projection.heads} heads; this layer has num_heads={num_heads}")
+            projection_dim, max_length = projection.projection_dim, projection.max_length
+            sharing, method = projection.sharing, projection.method
+        elif projection_dim is not None and sharing == "layerwise":
+            raise ValueError(
+                "sharing='layerwise' needs the projection that the layers share; make one with linformers.keras.Projection(..., "
+                "sharing='layerwise') and pass it to every layer as projection=, or use sharing='kv'"
+            )
+        if projection_dim is not None and sliding_window is not None:
+            raise ValueError(
+                f"sliding_window={sliding_window} has no meaning with a projection: each of the {projection_dim} slots mixes all "
+                "positions; leave it out, or use projection_dim=None"
+            )
+        self.projection_dim, self.max_length, self.sharing, self.method = projection_dim, max_length, sharing, method
+        self.projection = projection
+        self._axis = 1
+
+    def build(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> None:
+        """Make the weights. With a projection the layer works on ``(b, s, c)``, whatever further axes the inputs have."""
+        if self.projection_dim is None:
+            super().build(query_shape, value_shape, key_shape)
+            return
+        key_shape = value_shape if key_shape is None else key_shape
+        self._axis = axis = self._position_axis(query_shape, value_shape, key_shape)
+        super().compute_output_shape(query_shape, value_shape, key_shape)  # raises if keys and values differ in length
+        given_axes, self._attention_axes = self._attention_axes, None
+        super().build(*((None, shape[axis], shape[-1]) for shape in (query_shape, value_shape, key_shape)))
+        self._attention_axes = (1,) if given_axes is None else (axis,)
+        if self.max_length is None:
+            self.max_length = value_shape[axis]
+            if self.max_length is None:
+                raise ValueError(
+                    f"the value's shape {tuple(value_shape)} leaves its length open, and E and F need one; "
+                    "pass max_length, the longest sequence there will be"
+                )
+        if self.projection is None:
+            self.projection = Projection(
+                self.max_length,
+                self.projection_dim,
+                num_heads=self.num_heads,
+                sharing=self.sharing,
+                method=self.method,
+                dtype=self.dtype_policy,
+                name="projection",
+            )
+        self.projection.check_length(value_shape[axis])
+
+    def _position_axis(self, *shapes: Shape) -> int:
+        """The one axis to attend over."""
+        rank = len(shapes[0])
+        axes = range(1, rank - 1) if self._attention_axes is None else self._attention_axes
+        axes = [axis if axis >= 0 else rank + axis for axis in axes]
+        if len(axes) != 1 or not 0 < axes[0] < rank - 1:
+            raise ValueError(
+                f"a projection shortens one axis; got attention_axes={self._attention_axes} for a query of shape "
+                f"{tuple(shapes[0])}; name one of {list(range(1, rank - 1))}, or use projection_dim=None"
+            )
+        others = {tuple(size for i, size in enumerate(shape[1:-1], 1) if i != axes[0]) for shape in shapes}
+        if len(others) != 1:
+            raise ValueError(
+                f"besides axis {axes[0]}, the axes of query, value and key must be equal; got "
+                f"{', '.join(str(tuple(shape)) for shape in shapes)}"
+            )
+        return axes[0]
+
+    def call(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        value_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        """See the class."""
+        if self.projection_dim is None:
+            return super().call(
+                query,
+                value,
+                key=key,
+                query_mask=query_mask,
+                value_mask=value_mask,
+                key_mask=key_mask,
+                attention_mask=attention_mask,
+                return_attention_scores=return_attention_scores,
+                training=training,
+                use_causal_mask=use_causal_mask,
+            )
+        key = value if key is None else key
+        self._check_call(query, value, attention_mask, return_attention_scores, use_causal_mask)
+        shape, axis = ops.shape(query), self._axis
+        folded = fold(query, axis), fold(value, axis), fold(key, axis)
+        masks = (fold(mask, axis, channels=0) for mask in (query_mask, value_mask, key_mask))
+        query_keep, value_keep, key_keep = masks
+        keep = padding(value_keep, key_keep, attention_mask)
+        query_keep = None if query_keep is None else ops.cast(query_keep, "bool")
+        output, scores = self._attend(*folded, query_keep, keep, bool(training), return_attention_scores)
+        if len(shape) > 3:
+            lead = [size for i, size in enumerate(shape[:-1]) if i != axis]
+            output = ops.reshape(output, (*lead, *ops.shape(output)[1:]))
+            output = ops.moveaxis(output, len(lead), axis)
+            scores = None if scores is None else ops.reshape(scores, (*lead, *ops.shape(scores)[1:]))
+        return (output, scores) if return_attention_scores else output
+
+    def _attend(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor,
+        query_keep: Tensor | None,
+        keep: Tensor | None,
+        training: bool,
+        need_scores: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The core, for inputs ``(b, t or s, c)``: the output and, if needed or at hand, the weights ``(b, h, t, k)``."""
+        query = blank(query, query_keep)
+        q = self._query_dense(query)  # (b, t, h, e)
+        k, v, slot_keep = shorten(key, value, self._key_dense, self._value_dense, self.projection, keep)
+        dropping = self._dropout > 0.0 and training
+        # Not all backends take values of another width than the keys in their fused kernel.
+        if need_scores or dropping or self.key_dim != self.value_dim:
+            out, scores = self._attend_with_scores(q, k, v, query_keep, slot_keep, training)
+        else:
+            out, scores = self._attend_fused(q, k, v, query_keep, slot_keep), None
+        if self._use_gate:
+            out = out * self._gate_dense(query)
+        return self._output_dense(out), scores
+
+    def _attend_with_scores(
+        self, q: Tensor, k: Tensor, v: Tensor, query_keep: Tensor | None, slot_keep: Tensor | None, training: bool
+    ) -> tuple[Tensor, Tensor]:
+        scores = ops.einsum("bthe,bkhe->bhtk", q * ops.cast(self._inverse_sqrt_key_dim, q.dtype), k)
+        mask = None if slot_keep is None else slot_keep[:, None, None, :]
+        if query_keep is not None:
+            rows = query_keep[:, None, :, None]
+            mask = rows if mask is None else ops.logical_and(rows, mask)
+        weights = masked_softmax(scores, mask)
+        dropped = self._dropout_layer(weights, training=training) if self._dropout > 0.0 else weights
+        # Slots that begin past the end of the input were not even computed; their weight is zero.
+        gap = self.projection_dim - k.shape[1]
+        weights = ops.pad(weights, [[0, 0], [0, 0], [0, 0], [0, gap]]) if gap else weights
+        return ops.einsum("bhtk,bkhe->bthe", dropped, v), weights
+
+    def _attend_fused(
+        self, q: Tensor, k: Tensor, v: Tensor, query_keep: Tensor | None, slot_keep: Tensor | None
+    ) -> Tensor:
+        out = ops.dot_product_attention(
+            q,
+            k,
+            v,
+            mask=None if slot_keep is None else slot_keep[:, None, None, :],
+            scale=self._inverse_sqrt_key_dim,
+            flash_attention=self._flash_attention,
+        )
+        if slot_keep is not None:  # without any slot, the kernel gives a mean of what is masked
+            out = ops.where(ops.any(slot_keep, axis=-1)[:, None, None, None], out, ops.zeros_like(out))
+        return blank(out, query_keep)
+
+    def _check_call(
+        self,
+        query: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        return_attention_scores: bool,
+        use_causal_mask: bool,
+    ) -> None:
+        """Refuse what has no meaning with a projection, when a model is built as well as when it runs."""
+        slots, length = self.projection_dim, value.shape[self._axis]
+        if use_causal_mask:
+            raise ValueError(
+                f"use_causal_mask=True has no meaning with a projection: each of the {slots} slots mixes all positions, later "
+                "ones too; use projection_dim=None"
+            )
+        if self._flash_attention and return_attention_scores:
+            raise ValueError("flash attention computes no attention scores; set flash_attention=False to have them")
+        if attention_mask is not None and len(query.shape) > 3:
+            raise ValueError(
+                f"attention_mask is not taken for inputs of {len(query.shape)} axes with a projection; pass value_mask of shape "
+                f"{tuple(value.shape[:-1])}"
+            )
+        check_attention_mask(attention_mask, length, slots)
+        self.projection.check_length(length)
+
+    def compute_output_spec(
+        self,
+        query: Tensor,
+        value: Tensor,
+        key: Tensor | None = None,
+        query_mask: Tensor | None = None,
+        value_mask: Tensor | None = None,
+        key_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        return_attention_scores: bool = False,
+        training: bool | None = None,
+        use_causal_mask: bool = False,
+    ) -> Any:
+        """Shapes and dtypes of the outputs."""
+        if self.projection_dim is None:
+            return super().compute_output_spec(
+                query, value, key=key, return_attention_scores=return_attention_scores, use_causal_mask=use_causal_mask
+            )
+        self._check_call(query, value, attention_mask, return_attention_scores, use_causal_mask)
+        shape = self.compute_output_shape(query.shape, value.shape, None if key is None else key.shape)
+        output = keras.KerasTensor(shape, dtype=self.compute_dtype)
+        if not return_attention_scores:
+            return output
+        lead = [size for i, size in enumerate(query.shape[:-1]) if i != self._axis]
+        scores = (*lead, self.num_heads, query.shape[self._axis], self.projection_dim)
+        return output, keras.KerasTensor(scores, dtype=self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        config["flash_attention"] = self._flash_argument
+        if self._handed:
+            return {**config, "projection": keras.saving.serialize_keras_object(self.projection)}
+        own = {name: getattr(self, name) for name in ("projection_dim", "max_length", "sharing", "method")}
+        return {**config, **own}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "LinearMultiHeadAttention":
+        if config.get("projection") is not None:
+            config = {**config, "projection": keras.saving.deserialize_keras_object(config["projection"])}
+        return super().from_config(config)
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the last axis of ``(b, h, t, k)``, in single precision or better; a row without any slot gives zeros.
+
+    Keras' own warns of a single slot, which is nothing strange here: a short input may fill but one.
+    """
+    dtype = keras.backend.standardize_dtype(scores.dtype)
+    scores = ops.cast(scores, keras.backend.result_type(dtype, "float32"))
+    highest = scores if mask is None else ops.where(mask, scores, -1e30)
+    weights = ops.exp(highest - ops.stop_gradient(ops.max(highest, axis=-1, keepdims=True)))
+    if mask is not None:
+        weights = ops.where(mask, weights, 0.0)
+    total = ops.sum(weights, axis=-1, keepdims=True)
+    return ops.cast(weights / (total if mask is None else ops.where(total > 0, total, 1.0)), dtype)

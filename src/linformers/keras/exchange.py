@@ -1,0 +1,155 @@
+"""Exchange weights between the Keras layer and the PyTorch layer, which then give the same numbers.
+
+Axes: h heads, e channels of a head, d channels. Keras keeps a map of channels as ``(d, h, e)``, PyTorch as ``(h * e, d)``.
+"""
+
+import keras
+import numpy as np
+import torch
+from keras import ops
+
+from linformers.attention import LinearMultiheadAttention
+from linformers.keras.attention import LinearMultiHeadAttention
+from linformers.projections import METHODS, Convolution, Dense, Given, Max, Mean, Projection
+
+
+def from_torch(
+    layer: LinearMultiheadAttention, *, name: str | None = None, dtype: str | None = None
+) -> LinearMultiHeadAttention:
+    """Make the Keras layer that computes what ``layer`` computes.
+
+    It takes its inputs batch first, and its arguments in Keras' order: ``query, value, key``. A projection that was handed to
+    ``layer`` by its owner becomes a copy that the new layer owns.
+
+    Args:
+        layer: the PyTorch layer.
+        name: of the Keras layer.
+        dtype: its dtype policy; None is Keras' current one.
+
+    Raises:
+        ValueError: if ``layer`` has what the Keras layer has not: ``add_bias_kv``, ``add_zero_attn``, causal blocks, or a
+            projection module of the user's own.
+    """
+    for option in ("bias_k", "add_zero_attn", "causal"):
+        if getattr(layer, option, None) not in (None, False):
+            shown = "add_bias_kv" if option == "bias_k" else option
+            raise ValueError(f"the Keras layer has no {shown}; convert a layer that was built without it")
+    projection = layer.projection
+    method, weight = method_of(projection), projection_weight(projection)
+    sharings = {(1, 1): "kv", (2, 1): "headwise", (2, layer.num_heads): "none"}
+    parts = 1 if weight is None else weight.shape[0]
+    heads = 1 if weight is None else weight.shape[1]
+    if (parts, heads) not in sharings:
+        raise ValueError(
+            f"the projection has {heads} matrices for keys and values together; the Keras layer has one for all heads, or "
+            f"{2 * heads}. Convert a layer with one of these"
+        )
+    made = LinearMultiHeadAttention(
+        layer.num_heads,
+        layer.head_dim,
+        dropout=layer.dropout,
+        use_bias=layer.in_proj_bias is not None,
+        projection_dim=projection.k,
+        max_length=projection.max_len,
+        sharing=sharings[parts, heads],
+        method=method,
+        name=name,
+        dtype=dtype,
+    )
+    length = projection.max_len
+    made.build((None, None, layer.embed_dim), (None, length, layer.vdim), (None, length, layer.kdim))
+    dense = (made.query_dense, made.key_dense, made.value_dense)
+    for to, affine in zip(dense, layer._channel_maps(), strict=True):
+        write(to.kernel, affine.weight.T)
+        if affine.bias is not None:
+            write(to.bias, affine.bias)
+    write(made.output_dense.kernel, layer.out_proj.weight.T)
+    if layer.out_proj.bias is not None:
+        write(made.output_dense.bias, layer.out_proj.bias)
+    if weight is not None:
+        write(made.projection.matrices, weight)
+    return made
+
+
+def to_torch(layer: LinearMultiHeadAttention) -> LinearMultiheadAttention:
+    """Make the PyTorch layer, batch first, that computes what ``layer`` computes; its arguments are ``query, key, value``.
+
+    Raises:
+        ValueError: if ``layer`` is not built or has no projection, or if its sizes or options are none that the PyTorch layer
+            has: there, heads times ``key_dim`` equals the channels of queries and outputs.
+    """
+    if not layer.built or layer.projection is None:
+        state = "has no projection" if layer.built else "is not built"
+        raise ValueError(f"the layer {layer.name!r} {state}; pass one with projection_dim, after its first call")
+    d, heads, e = layer.query_dense.kernel.shape
+    widths = {d, heads * e, layer.num_heads * layer.value_dim, *layer.output_dense.kernel.shape[2:]}
+    if len(widths) > 1 or len(layer.output_dense.kernel.shape) != 3 or layer._use_gate:
+        raise ValueError(
+            f"the PyTorch layer wants num_heads * key_dim, num_heads * value_dim, query and output all of one size, and no "
+            f"gate; got {heads} * {e}, {heads} * {layer.value_dim}, {d} and "
+            f"{tuple(layer.output_dense.kernel.shape[2:])}, use_gate={layer._use_gate}"
+        )
+    made = LinearMultiheadAttention(
+        d,
+        heads,
+        dropout=layer.dropout,
+        bias=layer.use_bias,
+        kdim=layer.key_dense.kernel.shape[0],
+        vdim=layer.value_dense.kernel.shape[0],
+        batch_first=True,
+        seq_len=layer.projection.max_length,
+        proj_k=layer.projection.projection_dim,
+        param_sharing=layer.sharing,
+        method=layer.method,
+    )
+    dense = (layer.query_dense, layer.key_dense, layer.value_dense)
+    for affine, to in zip(made._channel_maps(), dense, strict=True):
+        copy(affine.weight, read(to.kernel).reshape(to.kernel.shape[0], -1).T)
+        if affine.bias is not None:
+            copy(affine.bias, read(to.bias))
+    copy(made.out_proj.weight, read(layer.output_dense.kernel).reshape(d, d).T)
+    if layer.use_bias:
+        copy(made.out_proj.bias, read(layer.output_dense.bias))
+    if isinstance(made.projection, Dense | Convolution):
+        copy(projection_weight(made.projection), read(layer.projection.matrices))
+    return made
+
+
+def method_of(projection: Projection) -> str:
+    """The name that the Keras layer has for what ``projection`` does."""
+    match projection:
+        case Dense():
+            trained = isinstance(
+                projection.keys if isinstance(projection, Given) else projection.weight, torch.nn.Parameter
+            )
+            return "learnable" if trained else "no_params"
+        case Convolution():
+            return "convolution"
+        case Mean():
+            return "mean"
+        case Max():
+            return "max"
+        case _:
+            raise ValueError(f"the Keras layer has no projection like {type(projection).__name__}; it has {METHODS}")
+
+
+def projection_weight(projection: Projection) -> torch.Tensor | None:
+    """E and F, ``(parts, heads, n, k)``, or the kernels, ``(parts, heads, w)``; None where there are none."""
+    if isinstance(projection, Given):
+        return torch.stack([projection.matrix(part) for part in range(projection.parts)])
+    if isinstance(projection, Dense):
+        return projection.weight
+    return projection.kernel if isinstance(projection, Convolution) else None
+
+
+def write(variable: keras.Variable, tensor: torch.Tensor) -> None:
+    variable.assign(tensor.detach().cpu().double().numpy().reshape(variable.shape))
+
+
+def read(variable: keras.Variable) -> np.ndarray:
+    return np.asarray(ops.convert_to_numpy(ops.cast(variable, "float32")))
+
+
+def copy(tensor: torch.Tensor, array: np.ndarray) -> None:
+    with torch.no_grad():
+        tensor.copy_(torch.from_numpy(array).reshape(tensor.shape))
