@@ -16,13 +16,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout:
         q: ``(b, h, n, d)``.
         k: ``(b, g, k, d)``; ``g`` divides ``h``, and neighbouring query heads share a key/value head.
         v: ``(b, g, k, d)``.
-        keep: ``(b, k)``; a query whose slots are all excluded gets zeros.
+        keep: ``(b, k)``, or ``(b or 1, 1, n, k)`` if queries differ; a query whose slots are all excluded gets zeros.
         dropout: probability of dropping a weight after the softmax.
 
     Returns:
         ``(b, h, n, d)``.
     """
-    mask = None if keep is None else keep[:, None, None, :]
+    mask = keep[:, None, None] if keep is not None and keep.dim() == 2 else keep
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=k.shape[1] != q.shape[1]
     )
@@ -39,7 +39,7 @@ def attend_with_weights(
     k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)  # (b, h, n, k)
     if keep is not None:
-        excluded = ~keep[:, None, None, :]
+        excluded = ~(keep[:, None, None] if keep.dim() == 2 else keep)
         # The smallest number instead of -inf, and zeros afterwards: a row without any slot then gives 0, not NaN.
         scores = scores.masked_fill(excluded, torch.finfo(scores.dtype).min)
         weights = scores.softmax(-1).masked_fill(excluded, 0.0)
@@ -100,7 +100,8 @@ def segment_windows(x: Tensor, max_len: int, k: int) -> Tensor:
     index = window_positions(max_len, k, used, x.device)  # (used, w)
     inside = (index < s).view(1, used, width, *[1] * (x.dim() - 2))
     gathered = x.index_select(1, index.clamp(max=s - 1).flatten()).unflatten(1, (used, width))
-    return gathered.masked_fill(~inside, 0)
+    # Masks by `&`: onnxruntime has no Where for them.
+    return gathered & inside if x.dtype == torch.bool else gathered.masked_fill(~inside, 0)
 
 
 def window_positions(max_len: int, k: int, used: int, device: torch.device) -> Tensor:
@@ -114,3 +115,28 @@ def segment_membership(length: int, max_len: int, k: int, device: torch.device) 
     used = used_segments(length, max_len, k)
     ends = torch.arange(1, used + 1, device=device) * max_len // k
     return window_positions(max_len, k, used, device) < ends.clamp(max=length)[:, None]
+
+
+def align_left(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Move every row so that it begins with its first real token; what was before it goes to the end.
+
+    Returns:
+        The moved ``x``, the moved mask, and the index that moves it back with :func:`take`, or None if nothing moved.
+    """
+    first = mask.int().argmax(1)
+    if not torch.compiler.is_compiling() and not first.any():
+        return x, mask, None
+    places = torch.arange(mask.shape[1], device=mask.device)
+    index = (places + first[:, None]) % mask.shape[1]
+    return take(x, index), take(mask, index), (places - first[:, None]) % mask.shape[1]
+
+
+def take(x: Tensor, index: Tensor, axis: int = 1) -> Tensor:
+    """Reorder the positions (``axis``) of every row by ``index`` ``(b, n)``."""
+    shape = [index.shape[0], *[1] * (axis - 1), index.shape[1], *[1] * (x.dim() - axis - 1)]
+    return x.gather(axis, index.view(shape).expand(x.shape))
+
+
+def has_holes(keep: Tensor) -> bool:
+    """Whether some row has a real token after a masked one."""
+    return bool((keep[:, 1:] & ~keep[:, :-1]).any())

@@ -1,0 +1,178 @@
+"""One layer of a stack: its residual branches, and what it remembers while decoding.
+
+Axes: b batch, h heads, n positions, k slots, ch channels.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from linformers.causal import CausalState
+from linformers.layers import Attention, FeedForward, LocalMixing, Memory, Rotate
+from linformers.projections import Projection
+
+Run = Callable[[Tensor], Tensor]
+
+
+@dataclass
+class LayerState:
+    """What one layer remembers while decoding."""
+
+    attention: CausalState | None = None
+    past: Tensor | None = None  # (b, local_kernel - 1, ch), the last inputs of the local mixing
+    memory: Memory | None = None
+
+
+@dataclass
+class DecodingState:
+    """What a causal stack remembers while decoding: constant in size, whatever the length.
+
+    Attributes:
+        layers: one state a layer.
+        length: ``(b,)``, how many tokens each row has seen.
+    """
+
+    layers: list[LayerState]
+    length: Tensor
+
+    def reorder(self, index: Tensor) -> None:
+        """Keep, repeat or drop rows: row i becomes what row ``index[i]`` was."""
+        self.length = self.length.index_select(0, index)
+        for layer in self.layers:
+            if layer.attention is not None:
+                layer.attention.reorder(index)
+            if layer.past is not None:
+                layer.past = layer.past.index_select(0, index)
+            if layer.memory is not None:
+                keys, values, keep = layer.memory
+                kept = None if keep is None else keep.index_select(0, index)
+                layer.memory = Memory(keys.index_select(0, index), values.index_select(0, index), kept)
+
+
+@dataclass
+class Call:
+    """What the layers need to know about one pass over a whole sequence, and what they find out."""
+
+    keep: Tensor | None = None
+    projection: Projection | None = None
+    rotate: Rotate | None = None
+    memories: Sequence[Memory] | None = None
+    state: DecodingState | None = None
+    need_weights: bool = False
+    weights: list[Tensor | None] = field(default_factory=list)
+    cross_weights: list[Tensor | None] = field(default_factory=list)
+
+
+class Layer(nn.Module):
+    """Local mixing, self-attention, cross-attention and feed-forward, as far as present, each a residual branch.
+
+    Args:
+        index: which layer of the stack this is.
+        channels: of the input.
+        out_channels: of the output.
+        norm: ``"pre"`` or ``"post"``.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        channels: int,
+        out_channels: int,
+        norm: str,
+        *,
+        mixing: LocalMixing | None,
+        attention: Attention | None,
+        cross: Attention | None,
+        ff: FeedForward | None,
+    ) -> None:
+        super().__init__()
+        self.index, self.pre = index, norm == "pre"
+        self.mixing, self.attention, self.cross, self.ff = mixing, attention, cross, ff
+        present = {"mixing": mixing, "attention": attention, "cross": cross, "ff": ff}
+        self.norms = nn.ModuleDict(
+            {
+                name: nn.LayerNorm(out_channels if name == "ff" and norm == "post" else channels)
+                for name, branch in present.items()
+                if branch is not None
+            }
+        )
+        self.resample = nn.Linear(channels, out_channels) if out_channels != channels else None
+
+    def branches(self, call: Call) -> list[tuple[str, Run]]:
+        """The branches of a pass over whole sequences, in order, each a function of its input ``(b, n, ch)``."""
+        state = LayerState() if call.state is None else call.state.layers[self.index]
+        length = None if call.state is None else call.state.length
+        found: list[tuple[str, Run]] = []
+        if (mixing := self.mixing) is not None:
+
+            def mix(x: Tensor) -> Tensor:
+                if length is not None:
+                    state.past = mixing.past(x, length)
+                return mixing(x, call.keep)
+
+            found.append(("mixing", mix))
+        if (attention := self.attention) is not None:
+
+            def attend(x: Tensor) -> Tensor:
+                out, weights = attention(
+                    x,
+                    call.keep,
+                    projection=call.projection,
+                    rotate=call.rotate,
+                    state=state.attention,
+                    length=length,
+                    need_weights=call.need_weights,
+                )
+                if call.need_weights:
+                    call.weights.append(weights)
+                return out
+
+            found.append(("attention", attend))
+        if (cross := self.cross) is not None:
+            if call.memories is None:
+                raise ValueError("this stack has cross-attention (context_size); hand forward its memory")
+            memory = call.memories[self.index]
+
+            def look_up(x: Tensor) -> Tensor:
+                out, weights = cross.look_up(x, memory, call.need_weights)
+                if call.need_weights:
+                    call.cross_weights.append(weights)
+                return out
+
+            found.append(("cross", look_up))
+        if self.ff is not None:
+            found.append(("ff", self.ff))
+        return found
+
+    def step_branches(self, state: LayerState, rotate: Rotate | None, keep: Tensor | None) -> list[tuple[str, Run]]:
+        """The branches of a step, each a function of one token a row, ``(b, 1, ch)``."""
+        found: list[tuple[str, Run]] = []
+        if (mixing := self.mixing) is not None and (past := state.past) is not None:
+
+            def mix(x: Tensor) -> Tensor:
+                out, after = mixing.step(x, past)
+                state.past = after if keep is None else torch.where(keep[:, None, None], after, past)
+                return out
+
+            found.append(("mixing", mix))
+        if (attention := self.attention) is not None and (seen := state.attention) is not None:
+            found.append(("attention", lambda x: attention.step(x, seen, rotate, keep)))
+        if (cross := self.cross) is not None and (memory := state.memory) is not None:
+            found.append(("cross", lambda x: cross.look_up(x, memory)[0]))
+        if self.ff is not None:
+            found.append(("ff", self.ff))
+        return found
+
+    def residual(self, x: Tensor, name: str, run: Run) -> Tensor:
+        """Add a branch to its input, with its norm before or behind."""
+        norm = self.norms[name]
+        y = run(norm(x)) if self.pre else run(x)
+        x = self.resample(x) if name == "ff" and self.resample is not None else x
+        return x + y if self.pre else norm(x + y)
+
+    def normed(self, name: str, run: Run) -> Run:
+        """The branch with its norm before it, without its input added: what a reversible stack needs."""
+        norm = self.norms[name]
+        return lambda x: run(norm(x))

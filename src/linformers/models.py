@@ -1,0 +1,329 @@
+"""The text models: language model, classifier and encoder-decoder, each a few parts around :class:`Linformer`.
+
+Axes: b batch, n positions, s source positions, t target positions, v tokens of the vocabulary, ch channels.
+Masks: True where a token is real.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linformers.functional import align_left, take
+from linformers.generation import Generation, Start, generate, stream
+from linformers.layer import DecodingState
+from linformers.layers import Memory, SinusoidalPositions
+from linformers.projections import one_of
+from linformers.stack import Linformer, LinformerOptions, check_mask
+
+POSITIONS = ("sinusoidal", "learned", "rotary", "none")
+POOLINGS = ("mean", "first", "attention")
+
+# What the text models use where the caller says nothing; docs/decisions.md has the measurements.
+TEXT_DEFAULTS: LinformerOptions = {"norm": "pre", "local_kernel": 5}
+
+
+class TokenStack(nn.Module):
+    """Tokens to features: embedding, positions and a :class:`Linformer`.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        input_size: the longest input.
+        channels: of the stack.
+        dim_k: slots.
+        emb_dim: channels of the embedding and of the features; None means ``channels``.
+        positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
+        dropout_tokens: on the embedded tokens.
+        options: those of :class:`Linformer`.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        input_size: int,
+        channels: int,
+        dim_k: int | Sequence[int] = 64,
+        *,
+        emb_dim: int | None = None,
+        positions: str = "sinusoidal",
+        dropout_tokens: float = 0.1,
+        **options: Unpack[LinformerOptions],
+    ) -> None:
+        super().__init__()
+        if num_tokens < 1:
+            raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
+        one_of("positions", positions, POSITIONS)
+        self.num_tokens, self.input_size, self.emb_dim = num_tokens, input_size, emb_dim or channels
+        self.token_emb = nn.Embedding(num_tokens, self.emb_dim)
+        self.pos_emb: nn.Module | None = None
+        if positions == "sinusoidal":
+            self.pos_emb = SinusoidalPositions(self.emb_dim)
+        elif positions == "learned":
+            self.pos_emb = nn.Embedding(input_size, self.emb_dim)
+        self.dropout_tokens = nn.Dropout(dropout_tokens)
+        rotary: LinformerOptions = {"rotary": True} if positions == "rotary" else {}
+        self.linformer = Linformer(input_size, channels, dim_k, **(TEXT_DEFAULTS | rotary | options))
+        self.project_in = nn.Linear(self.emb_dim, channels) if self.emb_dim != channels else None
+        self.project_out = nn.Linear(channels, self.emb_dim) if self.emb_dim != channels else None
+
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        *,
+        memory: Sequence[Memory] | None = None,
+        state: DecodingState | None = None,
+        need_weights: bool = False,
+    ) -> Any:
+        """Token ids ``(b, n)`` to features ``(b, n, emb_dim)``; see :meth:`Linformer.forward` for the rest."""
+        self.check(tokens, mask)
+        undo = None
+        if mask is not None and self.linformer.causal:  # so that positions, too, count from the first real token
+            tokens, mask, undo = align_left(tokens, mask)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)
+        result = self.linformer(
+            self._embed(tokens, positions), mask, memory=memory, state=state, need_weights=need_weights
+        )
+        x, weights = result if need_weights else (result, None)
+        x = x if self.project_out is None else self.project_out(x)
+        x = x if undo is None else take(x, undo)
+        if weights is None:
+            return x
+        return x, weights if undo is None else [None if w is None else take(w, undo, 2) for w in weights]
+
+    def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
+        """The next token of each row, ``(b,)``, to its features, ``(b, emb_dim)``; ``keep`` ``(b,)`` lets rows pause."""
+        positions = state.length.clamp(max=self.input_size - 1)  # of a paused row, it does not matter
+        x = self.linformer.step(self._embed(tokens[:, None], positions[:, None]), state, keep)[:, 0]
+        return x if self.project_out is None else self.project_out(x)
+
+    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        x = self.token_emb(tokens)
+        if self.pos_emb is not None:
+            x = x + self.pos_emb(positions).to(x.dtype)
+        x = self.dropout_tokens(x)
+        return x if self.project_in is None else self.project_in(x)
+
+    def check(self, tokens: Tensor, mask: Tensor | None) -> None:
+        """Raise a ValueError for ids and masks that cannot be right; the values of ids only where nothing is compiled."""
+        if tokens.dim() != 2:
+            raise ValueError(f"expected token ids of shape (batch, length), got {tuple(tokens.shape)}")
+        if tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ValueError(f"token ids must be integers, got {tokens.dtype}; try tokens.long()")
+        check_mask(mask, tuple(tokens.shape))
+        if not torch.compiler.is_compiling() and tokens.numel():
+            low, high = int(tokens.min()), int(tokens.max())
+            if low < 0 or high >= self.num_tokens:
+                wrong = low if low < 0 else high
+                raise ValueError(f"token ids must be from 0 to {self.num_tokens - 1} (num_tokens - 1), got {wrong}")
+
+
+class LinformerLM(nn.Module):
+    """A language model: token ids ``(b, n)`` to logits ``(b, n, num_tokens)``; with ``causal=True``, of the next token.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        input_size: the longest input.
+        channels: of the stack.
+        dim_k: slots.
+        emb_dim: channels of the embedding; None means ``channels``.
+        return_emb: return features ``(b, n, emb_dim)`` instead of logits.
+        tie_weights: let the output share the embedding's matrix.
+        positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
+        dropout_tokens: on the embedded tokens.
+        options: those of :class:`Linformer`; the text models use ``norm="pre"`` and ``local_kernel=5`` by default.
+
+    Example:
+        >>> import torch
+        >>> from linformers import LinformerLM
+        >>> model = LinformerLM(num_tokens=1000, input_size=256, channels=64, dim_k=64, depth=2, causal=True).eval()
+        >>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
+        torch.Size([1, 8])
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        input_size: int,
+        channels: int,
+        dim_k: int | Sequence[int] = 64,
+        *,
+        emb_dim: int | None = None,
+        return_emb: bool = False,
+        tie_weights: bool = False,
+        positions: str = "sinusoidal",
+        dropout_tokens: float = 0.1,
+        **options: Unpack[LinformerOptions],
+    ) -> None:
+        super().__init__()
+        if return_emb and tie_weights:
+            raise ValueError("return_emb=True has no output weights, so tie_weights=True has no meaning")
+        self.body = TokenStack(
+            num_tokens,
+            input_size,
+            channels,
+            dim_k,
+            emb_dim=emb_dim,
+            positions=positions,
+            dropout_tokens=dropout_tokens,
+            **options,
+        )
+        self.tied = tie_weights
+        self.to_logits = None if return_emb or tie_weights else nn.Linear(self.body.emb_dim, num_tokens)
+        self.return_emb = return_emb
+
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        *,
+        memory: Sequence[Memory] | None = None,
+        state: DecodingState | None = None,
+        need_weights: bool = False,
+    ) -> Any:
+        """Token ids ``(b, n)``, True in ``mask`` where they are real, to logits; see :meth:`Linformer.forward`."""
+        result = self.body(tokens, mask, memory=memory, state=state, need_weights=need_weights)
+        x, *weights = result if need_weights else (result,)
+        return (self.logits(x), *weights) if need_weights else self.logits(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Features ``(..., emb_dim)`` to logits ``(..., num_tokens)``, or themselves with ``return_emb``."""
+        if self.to_logits is not None:
+            return self.to_logits(x)
+        if self.tied:  # the embedding has unit variance; without the factor the logits would begin far too large
+            return F.linear(x * self.body.emb_dim**-0.5, self.body.token_emb.weight)
+        return x
+
+    def new_state(self, batch: int) -> DecodingState:
+        """An empty decoding state for ``batch`` rows."""
+        return self.body.linformer.new_state(batch)
+
+    def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
+        """The next token of each row, ``(b,)``, to the logits of the one after it, ``(b, num_tokens)``."""
+        return self.logits(self.body.step(tokens, state, keep))
+
+    def generate(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int,
+        *,
+        mask: Tensor | None = None,
+        memory: Sequence[Memory] | None = None,
+        **options: Unpack[Generation],
+    ) -> Tensor:
+        """Continue ``prompt``, by default with the likeliest tokens.
+
+        Args:
+            prompt: ``(b, n)``; rows of different lengths are padded on either side.
+            max_new_tokens: how many to add at most; fewer if all rows end before.
+            mask: ``(b, n)``, True where the prompt is real.
+            memory: what the stack attends to, if it has cross-attention.
+            options: how to choose; see :class:`linformers.generation.Generation`.
+
+        Returns:
+            Prompt and continuation, ``(b, n + new)``.
+        """
+        return generate(self._start(prompt, mask, memory, max_new_tokens), self.step, prompt, max_new_tokens, **options)
+
+    def stream(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int,
+        *,
+        mask: Tensor | None = None,
+        memory: Sequence[Memory] | None = None,
+        **options: Unpack[Generation],
+    ) -> Iterator[Tensor]:
+        """:meth:`generate`, yielding the tokens ``(b,)`` as they come."""
+        return stream(self._start(prompt, mask, memory, max_new_tokens), self.step, max_new_tokens, **options)
+
+    def _start(self, prompt: Tensor, mask: Tensor | None, memory: Sequence[Memory] | None, count: int) -> Start:
+        """Check everything now, and read the prompt when asked to."""
+        if not self.body.linformer.causal:
+            raise ValueError("only a causal model can generate; build it with causal=True")
+        if self.return_emb:
+            raise ValueError("a model with return_emb=True has no logits to generate from")
+        self.body.check(prompt, mask)
+        length, room = prompt.shape[1] if mask is None else int(mask.sum(1).max()), self.body.input_size
+        if length + count - 1 > room:  # the last token is given, but not read
+            raise ValueError(
+                f"a prompt of {length} and {count} new tokens need more than the {room} positions this model was built for; "
+                f"ask for at most {room - length + 1}, or build it with a larger input_size"
+            )
+
+        def start() -> tuple[Tensor, DecodingState]:
+            state = self.new_state(len(prompt))
+            features = self.body(prompt, mask, memory=memory, state=state)
+            if mask is None:
+                return self.logits(features[:, -1]), state
+            places = torch.arange(mask.shape[1], device=mask.device)
+            last = torch.where(mask, places, 0).amax(1)  # whichever side is padded
+            return self.logits(features[torch.arange(len(prompt), device=prompt.device), last]), state
+
+        return start
+
+
+class LinformerClassifier(nn.Module):
+    """A classifier: token ids ``(b, n)`` to class logits ``(b, num_classes)``. Pads change nothing.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        num_classes: how many classes.
+        input_size: the longest input.
+        channels: of the stack.
+        dim_k: slots.
+        pooling: ``"mean"`` over the real tokens, ``"first"`` token, or ``"attention"``, a learned weighing.
+        emb_dim: channels of the embedding; None means ``channels``.
+        positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
+        dropout_tokens: on the embedded tokens.
+        options: those of :class:`Linformer`; the text models use ``norm="pre"`` and ``local_kernel=5`` by default.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        num_classes: int,
+        input_size: int,
+        channels: int,
+        dim_k: int | Sequence[int] = 64,
+        *,
+        pooling: str = "mean",
+        emb_dim: int | None = None,
+        positions: str = "sinusoidal",
+        dropout_tokens: float = 0.1,
+        **options: Unpack[LinformerOptions],
+    ) -> None:
+        super().__init__()
+        self.pooling = one_of("pooling", pooling, POOLINGS)
+        self.body = TokenStack(
+            num_tokens,
+            input_size,
+            channels,
+            dim_k,
+            emb_dim=emb_dim,
+            positions=positions,
+            dropout_tokens=dropout_tokens,
+            **options,
+        )
+        self.weigh = nn.Linear(self.body.emb_dim, 1) if pooling == "attention" else None
+        self.to_classes = nn.Linear(self.body.emb_dim, num_classes)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, *, need_weights: bool = False) -> Any:
+        """Token ids ``(b, n)``, True in ``mask`` where they are real, to class logits ``(b, num_classes)``."""
+        result = self.body(tokens, mask, need_weights=need_weights)
+        x, weights = result if need_weights else (result, None)
+        keep = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        logits = self.to_classes(self._pool(x, keep))
+        return (logits, weights) if need_weights else logits
+
+    def _pool(self, x: Tensor, keep: Tensor) -> Tensor:  # (b, n, ch), (b, n) -> (b, ch)
+        if self.pooling == "first":
+            return x[torch.arange(len(x), device=x.device), keep.int().argmax(1)]
+        if self.weigh is not None:
+            scores = self.weigh(x).squeeze(-1).masked_fill(~keep, torch.finfo(x.dtype).min)
+            share = scores.softmax(1).masked_fill(~keep, 0.0)
+        else:
+            share = keep / keep.sum(1, keepdim=True).clamp(min=1)
+        return (share[:, None].to(x.dtype) @ x.masked_fill(~keep[..., None], 0.0)).squeeze(1)

@@ -1,0 +1,397 @@
+"""``Linformer``: a stack of attention and feed-forward layers, for encoders and decoders.
+
+Axes: b batch, h heads, n positions, s context positions, k slots, ch channels.
+Masks: True where a token is real.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, TypedDict
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from linformers.causal import block_sizes
+from linformers.functional import align_left, blank, has_holes, take
+from linformers.layer import Call, DecodingState, Layer, LayerState, Run
+from linformers.layers import Attention, FeedForward, LocalMixing, Memory, rotary_positions
+from linformers.projections import SHARINGS, Method, Projection, make_projection, one_of, slots_per_layer
+from linformers.reversible import run_reversible
+
+ATTENTIONS = ("linformer", "full", "none", "local")
+
+
+class LinformerOptions(TypedDict, total=False):
+    """What :class:`Linformer` takes beside its sizes; the text models hand it on."""
+
+    dim_ff: int
+    dim_d: int | None
+    nhead: int
+    depth: int
+    one_kv_head: bool
+    kv_heads: int | None
+    w_o_intermediate_dim: int | None
+    ff_intermediate: int | None
+    qkv_bias: bool
+    attention: str
+    full_attention: bool
+    parameter_sharing: str
+    k_reduce_by_layer: int
+    method: Method
+    start: str
+    local_window: int
+    causal: bool
+    block_size: int | None
+    local_kernel: int
+    include_ff: bool
+    gated: bool
+    activation: str
+    norm: str
+    rotary: bool
+    dropout: float
+    dropout_ff: float
+    checkpoint_level: str
+    reversible: bool
+    context_size: int | None
+    context_channels: int | None
+
+
+class Linformer(nn.Module):
+    """A stack of Linformer layers: ``(b, n, channels)`` to ``(b, n, channels)`` in time and memory linear in n.
+
+    Args:
+        input_size: the longest input. Shorter ones need no padding.
+        channels: of inputs and outputs.
+        dim_k: the number of slots k, or one number for each layer.
+
+        dim_ff: hidden channels of the feed-forward layers.
+        dim_d: channels of a head; None means ``channels // nhead``.
+        nhead: attention heads.
+        depth: layers.
+        one_kv_head: let all heads share one key/value head.
+        kv_heads: or this many; divides ``nhead``.
+        w_o_intermediate_dim: put a second linear map, with this many hidden channels, at the output of attention.
+        ff_intermediate: channels between the layers, if not ``channels``.
+        qkv_bias: whether queries, keys and values have a bias.
+
+        attention: ``"linformer"``; ``"full"``, the O(n²) baseline; ``"local"``, exact neighbours without slots; ``"none"``,
+            no attention at all.
+        full_attention: another name for ``attention="full"``.
+        parameter_sharing: which projections are one: ``"none"``, ``"headwise"``, ``"kv"`` or ``"layerwise"``.
+        k_reduce_by_layer: each layer has this many slots less than the one before.
+        method: how positions are projected; see :func:`linformers.make_projection`.
+        start: ``"random"`` or ``"segments"``, how learned projections begin.
+        local_window: also see the exact keys of the own and the neighbouring blocks of this many positions; 0 for none.
+        causal: no output depends on a later input; see :mod:`linformers.causal`.
+        block_size: positions of a block of a causal stack; None picks one.
+
+        local_kernel: width of a depthwise convolution before attention; 0 for none.
+        include_ff: whether there are feed-forward layers.
+        gated: gated feed-forward layers.
+        activation: ``"gelu"``, ``"relu"`` or ``"silu"``.
+        norm: ``"post"``, as in the paper, or ``"pre"``.
+        rotary: rotary positions.
+
+        dropout: on the attention weights and on the output of attention.
+        dropout_ff: in the feed-forward layers.
+        checkpoint_level: ``"C0"`` keeps all activations for the backward pass, ``"C1"`` recomputes each branch of a layer,
+            ``"C2"`` also each head.
+        reversible: recompute each layer's input from its output.
+        context_size: add cross-attention to a context of at most this length (a decoder).
+        context_channels: channels of that context; None means ``channels``.
+
+    Example:
+        >>> import torch
+        >>> from linformers import Linformer
+        >>> model = Linformer(input_size=512, channels=64, dim_k=32, depth=2)
+        >>> model(torch.randn(1, 400, 64)).shape
+        torch.Size([1, 400, 64])
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        channels: int,
+        dim_k: int | Sequence[int],
+        *,
+        dim_ff: int = 256,
+        dim_d: int | None = None,
+        nhead: int = 4,
+        depth: int = 1,
+        one_kv_head: bool = False,
+        kv_heads: int | None = None,
+        w_o_intermediate_dim: int | None = None,
+        ff_intermediate: int | None = None,
+        qkv_bias: bool = False,
+        attention: str = "linformer",
+        full_attention: bool = False,
+        parameter_sharing: str = "layerwise",
+        k_reduce_by_layer: int = 0,
+        method: Method = "learnable",
+        start: str = "random",
+        local_window: int = 0,
+        causal: bool = False,
+        block_size: int | None = None,
+        local_kernel: int = 0,
+        include_ff: bool = True,
+        gated: bool = False,
+        activation: str = "gelu",
+        norm: str = "post",
+        rotary: bool = False,
+        dropout: float = 0.1,
+        dropout_ff: float = 0.15,
+        checkpoint_level: str = "C0",
+        reversible: bool = False,
+        context_size: int | None = None,
+        context_channels: int | None = None,
+    ) -> None:
+        super().__init__()
+        for name, value in {"input_size": input_size, "channels": channels, "nhead": nhead, "depth": depth}.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        one_of("norm", norm, ("pre", "post"))
+        one_of("checkpoint_level", checkpoint_level, ("C0", "C1", "C2"))
+        one_of("attention", attention, ATTENTIONS)
+        one_of("parameter_sharing", parameter_sharing, SHARINGS)
+        head_dim = channels // nhead if dim_d is None else dim_d
+        groups = 1 if one_kv_head else kv_heads or nhead
+        for wrong, message in (
+            (
+                full_attention and attention not in ("linformer", "full"),
+                f"full_attention=True contradicts attention={attention!r}; give one of them",
+            ),
+            (
+                dim_d is None and channels % nhead,
+                f"channels={channels} is not a multiple of nhead={nhead}; change one of them, or give dim_d",
+            ),
+            (
+                one_kv_head and kv_heads not in (None, 1),
+                f"one_kv_head=True contradicts kv_heads={kv_heads}; give one of them",
+            ),
+            (nhead % groups, f"kv_heads={groups} does not divide nhead={nhead}"),
+            (
+                rotary and head_dim % 2,
+                f"rotary=True needs an even number of channels a head, got {head_dim}; change dim_d",
+            ),
+            (local_window and causal, f"local_window={local_window} is for encoders; with causal=True use block_size"),
+            (
+                local_window and (full_attention or attention in ("full", "none")),
+                f"local_window={local_window} has no meaning with attention={attention!r}",
+            ),
+            (
+                attention == "local" and not causal and not local_window,
+                "attention='local' needs local_window, the positions of a block",
+            ),
+            (
+                block_size is not None and not causal,
+                f"block_size={block_size} is for causal=True; encoders take local_window",
+            ),
+            (reversible and norm != "pre", f"reversible=True needs norm='pre', got norm={norm!r}"),
+            (
+                reversible and ff_intermediate is not None,
+                f"reversible=True needs one width throughout, got ff_intermediate={ff_intermediate}",
+            ),
+            (
+                reversible and checkpoint_level == "C1",
+                "reversible=True recomputes each branch already; use checkpoint_level='C0', or 'C2' for each head too",
+            ),
+            (
+                ff_intermediate is not None and not include_ff,
+                f"ff_intermediate={ff_intermediate} has no meaning with include_ff=False",
+            ),
+        ):
+            if wrong:
+                raise ValueError(message)
+        attention = "full" if full_attention else attention
+
+        self.input_size, self.channels, self.depth, self.nhead = input_size, channels, depth, nhead
+        self.head_dim, self.causal, self.attention, self.rotary = head_dim, causal, attention, rotary
+        self.checkpoint_level, self.reversible, self.context_size = checkpoint_level, reversible, context_size
+
+        # What the projections of self-attention shorten: the whole input, or one block of a causal stack.
+        length, totals = input_size, slots_per_layer(dim_k, depth, k_reduce_by_layer)
+        slots, across = totals, [min(k, context_size or k) for k in totals]
+        block = local_window
+        if causal and attention == "linformer":
+            length = block = block_sizes(input_size, totals[0], block_size)[0]
+            slots = [block_sizes(input_size, k, block)[1] for k in totals]
+        elif causal:
+            block = block_size or min(64, input_size)
+
+        def project(length: int, k: int) -> Projection:
+            return make_projection(length, k, heads=groups, sharing=parameter_sharing, method=method, start=start)
+
+        projected, layerwise = attention == "linformer", parameter_sharing == "layerwise"
+        self.projection = project(length, max(slots)) if projected and layerwise else None
+        self.context_projection = (
+            project(context_size, max(across)) if projected and layerwise and context_size else None
+        )
+
+        def attend(width: int, length: int, slots: int, **options: Any) -> Attention:
+            return Attention(
+                width,
+                heads=nhead,
+                head_dim=head_dim,
+                kv_heads=groups,
+                projection=project(length, slots) if projected and not layerwise else None,
+                slots=slots,
+                dropout=dropout,
+                out_hidden=w_o_intermediate_dim,
+                bias=qkv_bias,
+                by_head=checkpoint_level == "C2",
+                **options,
+            )
+
+        inner = ff_intermediate or channels
+        self.layers = nn.ModuleList()
+        for i in range(depth):
+            width, out_width = (channels if i == 0 else inner), (channels if i == depth - 1 else inner)
+            mixing = LocalMixing(width, local_kernel, causal=causal) if local_kernel else None
+            own = None
+            if attention != "none":
+                own = attend(width, length, slots[i], kind=attention, k=totals[i], block=block, causal=causal)
+            cross = None
+            if context_size:  # cross-attention is there whatever self-attention is: nothing else reads the context
+                kind = "linformer" if projected else "full"
+                cross = attend(width, context_size, across[i], kind=kind, context_channels=context_channels)
+            ff = None
+            if include_ff:
+                ff = FeedForward(width, dim_ff, out_width, dropout=dropout_ff, activation=activation, gated=gated)
+            self.layers.append(Layer(i, width, out_width, norm, mixing=mixing, attention=own, cross=cross, ff=ff))
+        self.norm = nn.LayerNorm(channels) if norm == "pre" else None
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        memory: Sequence[Memory] | None = None,
+        state: DecodingState | None = None,
+        need_weights: bool = False,
+    ) -> Any:
+        """Run the stack.
+
+        Args:
+            x: ``(b, n, channels)``.
+            mask: ``(b, n)``, True where a token is real. What is masked has no influence; what comes out there means nothing.
+            memory: what :meth:`memory` made of a context, if the stack has cross-attention.
+            state: an empty state from :meth:`new_state`, to be filled so that :meth:`step` can go on from here.
+            need_weights: also return the attention weights.
+
+        Returns:
+            ``(b, n, channels)``; with ``need_weights`` also a list with the weights of each layer, ``(b, h, n, k)``.
+        """
+        self._check(x, mask)
+        keep, undo = mask, None
+        if mask is not None and self.causal:
+            x, keep, undo = align_left(x, mask)
+        x = blank(x, keep)
+        if state is not None:
+            whole = torch.full((x.shape[0],), x.shape[1], device=x.device)
+            state.length = whole if keep is None else keep.sum(1)
+            for i, made in enumerate(memory or []):
+                state.layers[i].memory = made
+        if keep is not None and self.causal and not torch.compiler.is_compiling() and not has_holes(keep):
+            keep = None  # nothing real looks at what comes after it
+        call = Call(
+            keep=keep,
+            projection=self.projection,
+            rotate=rotary_positions(torch.arange(x.shape[1], device=x.device), self.head_dim) if self.rotary else None,
+            memories=memory,
+            state=state,
+            need_weights=need_weights,
+        )
+        once = state is not None or need_weights  # what has side effects must not be run again in the backward pass
+        branches = [(layer, *branch) for layer in self._each() for branch in layer.branches(call)]
+        x = self._run(x, branches, once, memory or ())
+        x = x if undo is None else take(x, undo)
+        if not need_weights:
+            return x
+        return x, call.weights if undo is None else [None if w is None else take(w, undo, 2) for w in call.weights]
+
+    def _run(
+        self, x: Tensor, branches: Sequence[tuple[Layer, str, Run]], once: bool, memory: Sequence[Memory] = ()
+    ) -> Tensor:
+        recompute = torch.is_grad_enabled() and not once
+        if self.reversible:
+            tensors = [*self.layers.parameters(), *(t for m in memory for t in (m.keys, m.values))]
+            if self.projection is not None:
+                tensors += self.projection.parameters()
+            x = run_reversible(x, [layer.normed(name, run) for layer, name, run in branches], tensors, recompute)
+        else:
+            for layer, name, run in branches:
+                if recompute and self.checkpoint_level != "C0":
+                    x = checkpoint(layer.residual, x, name, run, use_reentrant=False)
+                else:
+                    x = layer.residual(x, name, run)
+        return x if self.norm is None else self.norm(x)
+
+    def _each(self) -> Iterator[Layer]:
+        return iter(self.layers)  # type: ignore[arg-type]
+
+    def memory(self, context: Tensor, mask: Tensor | None = None) -> list[Memory]:
+        """Prepare a context ``(b, s, context_channels)``, True in ``mask`` where it is real, once for any number of queries."""
+        if self.context_size is None:
+            raise ValueError("this stack has no cross-attention; build it with context_size")
+        if context.shape[1] > self.context_size:
+            raise ValueError(
+                f"got a context of {context.shape[1]}, but the stack was built for at most context_size={self.context_size}"
+            )
+        context = blank(context, mask)
+        crosses = [layer.cross for layer in self._each() if layer.cross is not None]
+        return [cross.memory(context, mask, self.context_projection) for cross in crosses]
+
+    def new_state(self, batch: int, like: Tensor | None = None) -> DecodingState:
+        """An empty decoding state for ``batch`` rows, in the device and dtype of ``like`` (by default, of the parameters)."""
+        if not self.causal:
+            raise ValueError("only a causal stack can decode step by step; build it with causal=True")
+        like = next(self.parameters()) if like is None else like
+        layers = []
+        for layer in self._each():
+            state = LayerState()
+            if layer.attention is not None:
+                state.attention = layer.attention.new_state(batch, self.input_size, self.projection, like)
+            if layer.mixing is not None:
+                state.past = like.new_zeros(batch, layer.mixing.left, layer.mixing.conv.in_channels)
+            layers.append(state)
+        return DecodingState(layers, torch.zeros(batch, dtype=torch.long, device=like.device))
+
+    def step(self, x: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
+        """Take one token a row, ``(b, 1, channels)``, and give its output; ``keep`` ``(b,)`` is False for rows that pause."""
+        going = state.length if keep is None else state.length[keep]
+        if len(going) and int(going.max()) >= self.input_size:
+            raise ValueError(
+                f"got a token past position {self.input_size}, the longest this model was built for; build it with a larger "
+                "input_size, or start a new state from the last part of the text"
+            )
+        rotate = rotary_positions(state.length[:, None], self.head_dim) if self.rotary else None
+        branches = [
+            (layer, *branch)
+            for layer, layer_state in zip(self._each(), state.layers, strict=True)
+            for branch in layer.step_branches(layer_state, rotate, keep)
+        ]
+        state.length = state.length + (1 if keep is None else keep.long())
+        return self._run(x, branches, once=True)
+
+    def _check(self, x: Tensor, mask: Tensor | None) -> None:
+        if x.dim() != 3 or x.shape[2] != self.channels:
+            raise ValueError(f"expected x of shape (batch, length, channels={self.channels}), got {tuple(x.shape)}")
+        if not torch.compiler.is_exporting():
+            if x.shape[1] < 1:
+                raise ValueError("got an empty sequence (length 0); give at least one position")
+            if x.shape[1] > self.input_size:
+                raise ValueError(
+                    f"got a sequence of {x.shape[1]}, but the model was built for at most input_size={self.input_size}; "
+                    "build it longer, shorten the input, or use linformers.in_windows"
+                )
+        check_mask(mask, tuple(x.shape[:2]))
+
+
+def check_mask(mask: Tensor | None, shape: tuple[int, ...], name: str = "mask") -> None:
+    """Raise a ValueError unless ``mask`` is None or bool and of this shape."""
+    if mask is None:
+        return
+    if tuple(mask.shape) != shape:
+        raise ValueError(f"{name} must be (batch, length) = {shape}, got {tuple(mask.shape)}")
+    if mask.dtype != torch.bool:
+        raise ValueError(f"{name} must be bool, True where a token is real, got {mask.dtype}; try {name}.bool()")
