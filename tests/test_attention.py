@@ -218,6 +218,8 @@ def test_nested_tensor_is_a_batch_of_trimmed_rows(method, layout):
     assert layer(nested, nested, nested, need_weights=False)[1] is None
     with pytest.raises(ValueError, match="nested tensors are taken for self-attention only; pad them"):
         layer(nested, nested, torch.nested.nested_tensor(rows, layout=layout))
+    with pytest.raises(ValueError, match="a nested tensor has no padding; leave key_padding_mask out"):
+        layer(nested, nested, nested, key_padding_mask=torch.zeros(3, 11, dtype=torch.bool))
 
 
 # The user's own projections

@@ -196,6 +196,8 @@ class LinearMultiheadAttention(nn.Module):
                 f"of its {self.proj_k} slots mixes all positions. To ignore padding use key_padding_mask"
             )
         if query.is_nested:
+            if key_padding_mask is not None:
+                raise ValueError("a nested tensor has no padding; leave key_padding_mask out")
             return self._forward_nested(query, key, value, need_weights, average_attn_weights)
 
         self._check_shapes(query, key, value)
