@@ -1,0 +1,1 @@
+"""Measurements and figures: one file an experiment, each a function that the command line calls."""
