@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from linformers.keras.masks import check_attention_mask, fold, padding
 from linformers.keras.projections import Projection, Tensor, blank
@@ -160,8 +161,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             super().build(query_shape, value_shape, key_shape)
             return
         key_shape = value_shape if key_shape is None else key_shape
+        self.compute_output_shape(query_shape, value_shape, key_shape)  # raises if keys and values differ in length
         self._axis = axis = self._position_axis(query_shape, value_shape, key_shape)
-        super().compute_output_shape(query_shape, value_shape, key_shape)  # raises if keys and values differ in length
         given_axes, self._attention_axes = self._attention_axes, None
         super().build(*((None, shape[axis], shape[-1]) for shape in (query_shape, value_shape, key_shape)))
         self._attention_axes = (1,) if given_axes is None else (axis,)
@@ -230,6 +231,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 use_causal_mask=use_causal_mask,
             )
         key = value if key is None else key
+        if in_symbolic_scope():  # some backends find shapes by calling with made-up lengths where the model leaves them open
+            value, key, value_mask, key_mask = (self._first_positions(x) for x in (value, key, value_mask, key_mask))
         self._check_call(query, value, attention_mask, return_attention_scores, use_causal_mask)
         shape, axis = ops.shape(query), self._axis
         folded = fold(query, axis), fold(value, axis), fold(key, axis)
@@ -244,6 +247,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             output = ops.moveaxis(output, len(lead), axis)
             scores = None if scores is None else ops.reshape(scores, (*lead, *ops.shape(scores)[1:]))
         return (output, scores) if return_attention_scores else output
+
+    def _first_positions(self, x: Tensor | None) -> Tensor | None:
+        return None if x is None else x[(*[slice(None)] * self._axis, slice(self.max_length))]
 
     def _attend(
         self,
@@ -315,7 +321,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 "ones too; use projection_dim=None"
             )
         if self._flash_attention and return_attention_scores:
-            raise ValueError("flash attention computes no attention scores; set flash_attention=False to have them")
+            self._compute_attention(query, value, value, return_attention_scores=True)  # raises Keras' own error
         if attention_mask is not None and len(query.shape) > 3:
             raise ValueError(
                 f"attention_mask is not taken for inputs of {len(query.shape)} axes with a projection; pass value_mask of shape "

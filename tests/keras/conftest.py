@@ -1,0 +1,30 @@
+"""What the Keras tests have: the backend that ``KERAS_BACKEND`` names, fixed seeds, and no warnings but other people's."""
+
+import os
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import pytest
+
+HERE = Path(__file__).parent
+# Keras converts tensors with numpy's old protocol.
+NUMPY_COPY = "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(NUMPY_COPY))
+
+
+def pytest_report_header():
+    return f"keras {keras.__version__} on {keras.backend.backend()}"
+
+
+@pytest.fixture(autouse=True)
+def keras_seed():
+    keras.utils.set_random_seed(2006_04768)
+    yield
+    keras.config.set_dtype_policy("float32")
