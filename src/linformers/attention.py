@@ -9,8 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linformers.functional import attend, attend_with_weights
-from linformers.projections import Method, Projection, make_projection
+from linformers.blocks import attend_blocks, attend_blocks_with_weights
+from linformers.causal import block_sizes, compress_finished
+from linformers.functional import align_left, attend, attend_with_weights, blank, insert_slots, take
+from linformers.projections import Method, Projection, check_length, make_projection
 from linformers.shorten import Affine, shorten
 
 
@@ -39,6 +41,9 @@ class LinearMultiheadAttention(nn.Module):
         projection: use this projection, which belongs to somebody else: it is neither registered nor copied here. Its own
             length and slots hold, and ``seq_len`` and ``proj_k`` may be left out.
         start: ``"random"`` or ``"segments"``, how learned projections begin.
+        causal: self-attention in which no output depends on a later input. Then blocks of positions are projected, each on
+            its own (see :mod:`linformers.causal`), and so is a ``projection`` that is handed in.
+        block_size: positions of such a block; None picks one.
 
     Example:
         >>> import torch
@@ -82,6 +87,8 @@ class LinearMultiheadAttention(nn.Module):
         method: Method = "learnable",
         projection: Projection | Method | None = None,
         start: str = "random",
+        causal: bool = False,
+        block_size: int | None = None,
     ) -> None:
         super().__init__()
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
@@ -90,6 +97,10 @@ class LinearMultiheadAttention(nn.Module):
             )
         if not 0.0 <= dropout <= 1.0:
             raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
+        if block_size is not None and not causal:
+            raise ValueError(f"block_size={block_size} has no meaning with causal=False")
+        if causal and (add_bias_kv or add_zero_attn):
+            raise ValueError(f"{'add_bias_kv' if add_bias_kv else 'add_zero_attn'}=True does not go with causal=True")
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         self.kdim, self.vdim = kdim or embed_dim, vdim or embed_dim
         self.dropout, self.batch_first, self.add_zero_attn = dropout, batch_first, add_zero_attn
@@ -110,9 +121,11 @@ class LinearMultiheadAttention(nn.Module):
             self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **factory)))
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
 
+        # What one projection shortens: the whole sequence, or a block of it.
+        length, slots = block_sizes(seq_len, proj_k, block_size) if causal and projection is None else (seq_len, proj_k)
         made = make_projection(
-            seq_len,
-            proj_k,
+            length,
+            slots,
             heads=num_heads,
             sharing=param_sharing,
             method=method if projection is None else projection,
@@ -121,8 +134,16 @@ class LinearMultiheadAttention(nn.Module):
         )
         if made.heads not in (1, num_heads):
             raise ValueError(f"the projection has {made.heads} heads; this layer has num_heads={num_heads}")
-        for name, given, default, own in (("seq_len", seq_len, 512, made.max_len), ("proj_k", proj_k, 128, made.k)):
-            if given not in (default, own):
+        self.causal = causal
+        if causal:
+            if block_size not in (None, made.max_len):
+                raise ValueError(f"block_size={block_size}, but the projection has blocks of {made.max_len}")
+            self._causal_len, length, slots = seq_len, made.max_len, made.k
+        for name, given, defaults, own in (
+            ("seq_len", length, (512, made.max_len), made.max_len),
+            ("proj_k", slots, (128, made.k), made.k),
+        ):
+            if given not in defaults:
                 raise ValueError(f"{name}={given}, but the projection handed in has {own}; leave {name} out")
         if projection is None:
             self.projection = made
@@ -133,12 +154,12 @@ class LinearMultiheadAttention(nn.Module):
     @property
     def seq_len(self) -> int:
         """The longest key sequence."""
-        return self.projection.max_len
+        return self._causal_len if self.causal else self.projection.max_len
 
     @property
     def proj_k(self) -> int:
-        """The number of slots."""
-        return self.projection.k
+        """The number of slots of the longest sequence."""
+        return self._causal_len * self.projection.k // self.projection.max_len if self.causal else self.projection.k
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, also those of the projection if the layer owns it."""
@@ -179,22 +200,27 @@ class LinearMultiheadAttention(nn.Module):
             key_padding_mask: ``(b, s)`` or ``(s,)``: True where a key is to be ignored; or a float mask of 0 (use) and
                 -inf (ignore).
             need_weights: also return the weights. False is faster.
-            attn_mask: has no meaning here, because a slot mixes all positions; must be None.
+            attn_mask: has no meaning here, because a slot mixes all positions; must be None. A causal layer takes the
+                standard causal mask, and needs none.
             average_attn_weights: return the weights averaged over the heads.
-            is_causal: must be False, for the same reason.
+            is_causal: must be False, for the same reason, unless the layer is causal.
 
         Returns:
             The output, in the shape of ``query``; and the weights, ``(b, n, k)`` or ``(b, h, n, k)`` (without ``b`` if there is
-            no batch), or None. With ``add_bias_kv`` and ``add_zero_attn`` they have one more column each.
+            no batch), or None. With ``add_bias_kv`` and ``add_zero_attn`` they have one more column each. Those of a causal layer
+            are for its slots, then for the previous and the own block: ``(b, n, k + 2 c)``.
 
         Raises:
             ValueError: for shapes that do not fit, keys longer than ``seq_len``, and masks without a meaning.
         """
-        if attn_mask is not None or is_causal:
+        if not self.causal and (attn_mask is not None or is_causal):
             raise ValueError(
                 f"{'attn_mask' if attn_mask is not None else 'is_causal=True'} has no meaning for a Linformer projection: each "
-                f"of its {self.proj_k} slots mixes all positions. To ignore padding use key_padding_mask"
+                f"of its {self.proj_k} slots mixes all positions. To ignore padding use key_padding_mask; for causal "
+                "attention build the layer with causal=True"
             )
+        if attn_mask is not None:
+            check_causal_mask(attn_mask, query.shape[-2] if self.batch_first or query.dim() == 2 else query.shape[0])
         if query.is_nested:
             if key_padding_mask is not None:
                 raise ValueError("a nested tensor has no padding; leave key_padding_mask out")
@@ -209,7 +235,8 @@ class LinearMultiheadAttention(nn.Module):
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         keep = self._keep(key_padding_mask, key, batched)
 
-        output, weights = self._attend(query, key, key if same else value, keep, need_weights)
+        attend = self._attend_causally if self.causal else self._attend
+        output, weights = attend(query, key, key if same else value, keep, need_weights)
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
         if not batched:
@@ -228,11 +255,47 @@ class LinearMultiheadAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if need_weights:
             out, weights = attend_with_weights(q, k, v, slot_keep, dropout)
-            # Slots that begin past the end of the input were not even computed; their weight is zero.
-            gap = weights.new_zeros(*weights.shape[:-1], self.proj_k - slots)
-            weights = torch.cat([weights[..., :slots], gap, weights[..., slots:]], -1)
+            weights = insert_slots(weights, slots, self.proj_k)
         else:
             out, weights = attend(q, k, v, slot_keep, dropout), None
+        return self.out_proj(out.transpose(1, 2).flatten(2)), weights
+
+    def _attend_causally(
+        self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """The batch-first core of a causal layer: ``(b, n, d)`` and weights ``(b, h, n, k + 2 c)``."""
+        if query.shape[1] != key.shape[1]:
+            raise ValueError(
+                f"causal attention is self-attention, but there are {query.shape[1]} queries and {key.shape[1]} keys"
+            )
+        check_length(key.shape[1], self.seq_len)
+        undo = None
+        if keep is not None:
+            _, moved, undo = align_left(keep, keep)
+            if undo is not None:  # rows begin with their first real token, so that left padding is exact
+                query, key, value = (align_left(x, keep)[0] for x in (query, key, value))
+            keep = moved
+            key, value = blank(key, keep), blank(value, keep)
+        q, k, v = (
+            to(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for to, x in zip(self._channel_maps(), (query, key, value), strict=True)
+        )
+        slot_k, slot_v, slot_keep = compress_finished(k, v, self.projection, keep=keep)
+        pattern: dict[str, Any] = {
+            "block": self.projection.max_len,
+            "slots_per_block": self.projection.k,
+            "keep": keep,
+            "slot_keep": slot_keep,
+            "dropout": self.dropout if self.training else 0.0,
+        }
+        weights = None
+        if need_weights:
+            out, weights = attend_blocks_with_weights(q, k, v, slot_k, slot_v, **pattern)
+            weights = insert_slots(weights, slot_k.shape[2], self.proj_k)
+        else:
+            out = attend_blocks(q, k, v, slot_k, slot_v, **pattern)
+        if undo is not None:
+            out, weights = take(out, undo, 2), None if weights is None else take(weights, undo, 2)
         return self.out_proj(out.transpose(1, 2).flatten(2)), weights
 
     def _channel_maps(self) -> tuple[Affine, Affine, Affine]:
@@ -264,7 +327,8 @@ class LinearMultiheadAttention(nn.Module):
         lengths = torch.tensor([len(x) for x in query.unbind()], device=query.device)
         padded = query.to_padded_tensor(0.0)
         keep = torch.arange(padded.shape[1], device=query.device) < lengths[:, None]
-        output, weights = self._attend(padded, padded, padded, keep, need_weights)
+        attend = self._attend_causally if self.causal else self._attend
+        output, weights = attend(padded, padded, padded, keep, need_weights)
         rows = [x[:length] for x, length in zip(output, lengths.tolist(), strict=True)]
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
@@ -308,5 +372,17 @@ class LinearMultiheadAttention(nn.Module):
         own = "" if "projection" in self._modules else ", projection=handed in"
         return (
             f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, seq_len={self.seq_len}, proj_k={self.proj_k}, "
-            f"param_sharing={self.param_sharing!r}, dropout={self.dropout}, batch_first={self.batch_first}{own}"
+            f"param_sharing={self.param_sharing!r}, dropout={self.dropout}, batch_first={self.batch_first}, causal={self.causal}{own}"
         )
+
+
+def check_causal_mask(mask: Tensor, n: int) -> None:
+    """Raise a ValueError unless ``mask`` is the causal mask: True, or -inf, wherever a key comes after its query."""
+    future = torch.ones(n, n, dtype=torch.bool, device=mask.device).triu(1)
+    if mask.shape[-2:] != future.shape or mask.dim() not in (2, 3):
+        raise ValueError(f"a causal layer takes the causal attn_mask of shape ({n}, {n}), got {tuple(mask.shape)}")
+    if not torch.compiler.is_compiling():
+        hidden = mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min
+        shown = ~mask if mask.dtype == torch.bool else mask == 0
+        if not ((hidden == future) & (shown == ~future)).all():
+            raise ValueError("a causal layer takes the standard causal attn_mask only; got another one")

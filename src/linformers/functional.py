@@ -50,6 +50,15 @@ def attend_with_weights(
     return weights @ v, weights
 
 
+def insert_slots(weights: Tensor, used: int, k: int) -> Tensor:
+    """Give weights ``(..., used + more)`` the columns of all k slots: ``(..., k + more)``.
+
+    Slots that belong to positions past the end of the input were not even computed; their weight is zero.
+    """
+    gap = weights.new_zeros(*weights.shape[:-1], k - used)
+    return torch.cat([weights[..., :used], gap, weights[..., used:]], -1)
+
+
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """Give every query head its key/value head: ``(b, g, k, d)`` to ``(b, heads, k, d)``, without a copy if ``g`` is 1."""
     b, g, k, d = x.shape

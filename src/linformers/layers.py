@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from linformers.blocks import attend_blocks, attend_blocks_with_weights
 from linformers.causal import CausalState, compress_finished
-from linformers.functional import attend, attend_with_weights, blank
+from linformers.functional import attend, attend_with_weights, blank, insert_slots
 from linformers.projections import KEY, VALUE, Mean, Projection, one_of
 from linformers.shorten import shorten, split_heads
 
@@ -141,13 +141,28 @@ class Attention(nn.Module):
         """Cross-attention of ``x`` ``(b, n, ch)`` to a context."""
         return self._attend_memory(self._split(self.q_proj(x), self.heads), memory, need_weights)
 
-    def step(self, x: Tensor, state: CausalState, rotate: Rotate | None = None, keep: Tensor | None = None) -> Tensor:
+    def step(
+        self,
+        x: Tensor,
+        state: CausalState,
+        rotate: Rotate | None = None,
+        keep: Tensor | None = None,
+        need_weights: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
         """One token a row, ``(b, 1, ch)``, after what ``state`` has seen; ``keep`` ``(b,)`` is False for rows that pause."""
         q = self._split(self.q_proj(x), self.heads)
         k, v = self._split(self.k_proj(x), self.kv_heads), self._split(self.v_proj(x), self.kv_heads)
         if rotate is not None:
             q, k = rotate(q), rotate(k)
-        return self._merge(state.step(q, k, v, keep))
+        if not need_weights:
+            return self._merge(state.step(q, k, v, keep)), None
+        out, weights = state.step_with_weights(q, k, v, keep)
+        if self.kind == "full":  # the one block of its state is the whole sequence
+            own = weights[..., state.projection.max_len :]
+            return self._merge(out), own[..., : int(state.length.max())]
+        return self._merge(out), insert_slots(
+            weights, state.slot_keys.shape[2], self.k if self.kind == "linformer" else 0
+        )
 
     def new_state(self, batch: int, max_len: int, projection: Projection | None, like: Tensor) -> CausalState:
         """An empty decoding state for up to ``max_len`` tokens, in the device and dtype of ``like``."""
@@ -176,8 +191,8 @@ class Attention(nn.Module):
         keys, values, keep = memory
         if need_weights:
             out, weights = attend_with_weights(q, keys, values, keep, self._dropout())
-            return self._merge(out), self._with_all_slots(
-                weights, keys.shape[2]
+            return self._merge(out), insert_slots(
+                weights, keys.shape[2], self.k
             ) if self.kind == "linformer" else weights
         return self._merge(self._heads(lambda q, k, v: attend(q, k, v, keep, self._dropout()), q, keys, values)), None
 
@@ -226,12 +241,7 @@ class Attention(nn.Module):
         if not need_weights:
             return self._merge(self._heads(partial(attend_blocks, **pattern), q, k, v, slot_k, slot_v)), None
         out, weights = attend_blocks_with_weights(q, k, v, slot_k, slot_v, **pattern)
-        return self._merge(out), self._with_all_slots(weights, slot_k.shape[2])
-
-    def _with_all_slots(self, weights: Tensor, used: int) -> Tensor:
-        """Slots that belong to positions past the end of the input were not computed; their weight is zero."""
-        gap = weights.new_zeros(*weights.shape[:-1], (self.k if self.kind == "linformer" else 0) - used)
-        return torch.cat([weights[..., :used], gap, weights[..., used:]], -1)
+        return self._merge(out), insert_slots(weights, slot_k.shape[2], self.k if self.kind == "linformer" else 0)
 
     def _slots_of_heads(
         self, k: Tensor, v: Tensor, projection: Projection, keep: Tensor | None
