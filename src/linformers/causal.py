@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from linformers.functional import attend
+from linformers.functional import attend, attend_with_weights
 from linformers.projections import KEY, VALUE, Projection, Slots
 
 
@@ -148,8 +148,25 @@ class CausalState:
         Args:
             keep: ``(b,)``, False for rows that pause: their state does not change, and their output means nothing.
         """
+        self._take(k, v, keep)
+        return attend(q, *self._seen())
+
+    def step_with_weights(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """:meth:`step`, also with the weights: of the slots, then of the previous block and the own one, ``(b, h, 1, k + 2 c)``."""
+        self._take(k, v, keep)
+        out, weights = attend_with_weights(q, *self._seen())
+        c, slots = self.projection.max_len, self.slot_keys.shape[2]
+        last = self.length[:, None] - 1
+        position = (last // c - 1) * c + torch.arange(2 * c, device=q.device)  # (b, 2 c)
+        place = (position % self.exact_keys.shape[2])[:, None, None].expand(-1, q.shape[1], 1, -1)
+        near = weights[..., slots:].gather(-1, place)
+        near = near.masked_fill(~((position >= 0) & (position <= last))[:, None, None], 0.0)
+        return out, torch.cat([weights[..., :slots], near], -1)
+
+    def _take(self, k: Tensor, v: Tensor, keep: Tensor | None) -> None:
+        """Write the keys and values of one token a row."""
         self._retire(keep)
-        rows = torch.arange(len(self.length), device=q.device)
+        rows = torch.arange(len(self.length), device=k.device)
         place = self.length % self.exact_keys.shape[2]
         new_k, new_v = k[:, :, 0].to(self.exact_keys.dtype), v[:, :, 0].to(self.exact_values.dtype)
         if keep is not None:
@@ -158,8 +175,10 @@ class CausalState:
         self.exact_keys[rows, :, place] = new_k
         self.exact_values[rows, :, place] = new_v
         self.length = self.length + (1 if keep is None else keep.long())
-        return attend(
-            q,
+
+    def _seen(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All keys and values, and which of them the last token sees."""
+        return (
             torch.cat([self.slot_keys, self.exact_keys], 2),
             torch.cat([self.slot_values, self.exact_values], 2),
             torch.cat([self._slot_keep(), self._exact_keep()], 1),

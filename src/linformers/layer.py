@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from linformers.causal import CausalState
+from linformers.functional import take
 from linformers.layers import Attention, FeedForward, LocalMixing, Memory, Rotate
 from linformers.projections import Projection
 
@@ -52,17 +54,42 @@ class DecodingState:
 
 
 @dataclass
+class Trace:
+    """What a pass shows of its inside to those who ask: give it to ``forward`` or ``step``, and look at it afterwards.
+
+    Attributes:
+        need_weights: ask for the attention weights.
+        need_hidden: ask for the hidden states.
+        weights: of each layer, ``(b, h, n, k)``, see :meth:`linformers.layers.Attention.forward`.
+        cross_weights: of each layer with cross-attention, ``(b, h, n, k)``.
+        hidden: the input of the first layer, and the output of each, ``(b, n, ch)``; the last before any final norm.
+    """
+
+    need_weights: bool = True
+    need_hidden: bool = True
+    weights: list[Tensor | None] = field(default_factory=list)
+    cross_weights: list[Tensor | None] = field(default_factory=list)
+    hidden: list[Tensor] = field(default_factory=list)
+
+    def move(self, index: Tensor | None) -> None:
+        """Reorder the positions of every row by ``index`` ``(b, n)``, if it is given."""
+        if index is None:
+            return
+        self.hidden = [take(x, index) for x in self.hidden]
+        self.weights = [None if w is None else take(w, index, 2) for w in self.weights]
+        self.cross_weights = [None if w is None else take(w, index, 2) for w in self.cross_weights]
+
+
+@dataclass
 class Call:
-    """What the layers need to know about one pass over a whole sequence, and what they find out."""
+    """What the layers need to know about one pass over a whole sequence, and where they write what they find out."""
 
     keep: Tensor | None = None
     projection: Projection | None = None
     rotate: Rotate | None = None
     memories: Sequence[Memory] | None = None
     state: DecodingState | None = None
-    need_weights: bool = False
-    weights: list[Tensor | None] = field(default_factory=list)
-    cross_weights: list[Tensor | None] = field(default_factory=list)
+    trace: Trace = field(default_factory=lambda: Trace(need_weights=False, need_hidden=False))
 
 
 class Layer(nn.Module):
@@ -73,6 +100,7 @@ class Layer(nn.Module):
         channels: of the input.
         out_channels: of the output.
         norm: ``"pre"`` or ``"post"``.
+        norm_eps: added to the variance by the norms.
     """
 
     def __init__(
@@ -81,6 +109,7 @@ class Layer(nn.Module):
         channels: int,
         out_channels: int,
         norm: str,
+        norm_eps: float = 1e-5,
         *,
         mixing: LocalMixing | None,
         attention: Attention | None,
@@ -93,17 +122,31 @@ class Layer(nn.Module):
         present = {"mixing": mixing, "attention": attention, "cross": cross, "ff": ff}
         self.norms = nn.ModuleDict(
             {
-                name: nn.LayerNorm(out_channels if name == "ff" and norm == "post" else channels)
+                name: nn.LayerNorm(out_channels if name == "ff" and norm == "post" else channels, norm_eps)
                 for name, branch in present.items()
                 if branch is not None
             }
         )
         self.resample = nn.Linear(channels, out_channels) if out_channels != channels else None
 
+    def forward(self, x: Tensor, branches: Sequence[tuple[str, Run]], recompute: bool = False) -> Tensor:
+        """Send ``x`` ``(b, n, ch)`` through the branches that :meth:`branches` or :meth:`step_branches` made.
+
+        Args:
+            recompute: keep no activations inside a branch, but compute them again in the backward pass.
+        """
+        for name, run in branches:
+            if recompute:
+                x = checkpoint(self.residual, x, name, run, use_reentrant=False)
+            else:
+                x = self.residual(x, name, run)
+        return x
+
     def branches(self, call: Call) -> list[tuple[str, Run]]:
         """The branches of a pass over whole sequences, in order, each a function of its input ``(b, n, ch)``."""
         state = LayerState() if call.state is None else call.state.layers[self.index]
         length = None if call.state is None else call.state.length
+        trace = call.trace
         found: list[tuple[str, Run]] = []
         if (mixing := self.mixing) is not None:
 
@@ -123,10 +166,10 @@ class Layer(nn.Module):
                     rotate=call.rotate,
                     state=state.attention,
                     length=length,
-                    need_weights=call.need_weights,
+                    need_weights=trace.need_weights,
                 )
-                if call.need_weights:
-                    call.weights.append(weights)
+                if trace.need_weights:
+                    trace.weights.append(weights)
                 return out
 
             found.append(("attention", attend))
@@ -136,9 +179,9 @@ class Layer(nn.Module):
             memory = call.memories[self.index]
 
             def look_up(x: Tensor) -> Tensor:
-                out, weights = cross.look_up(x, memory, call.need_weights)
-                if call.need_weights:
-                    call.cross_weights.append(weights)
+                out, weights = cross.look_up(x, memory, trace.need_weights)
+                if trace.need_weights:
+                    trace.cross_weights.append(weights)
                 return out
 
             found.append(("cross", look_up))
@@ -146,7 +189,9 @@ class Layer(nn.Module):
             found.append(("ff", self.ff))
         return found
 
-    def step_branches(self, state: LayerState, rotate: Rotate | None, keep: Tensor | None) -> list[tuple[str, Run]]:
+    def step_branches(
+        self, state: LayerState, rotate: Rotate | None, keep: Tensor | None, trace: Trace
+    ) -> list[tuple[str, Run]]:
         """The branches of a step, each a function of one token a row, ``(b, 1, ch)``."""
         found: list[tuple[str, Run]] = []
         if (mixing := self.mixing) is not None and (past := state.past) is not None:
@@ -158,9 +203,23 @@ class Layer(nn.Module):
 
             found.append(("mixing", mix))
         if (attention := self.attention) is not None and (seen := state.attention) is not None:
-            found.append(("attention", lambda x: attention.step(x, seen, rotate, keep)))
+
+            def attend(x: Tensor) -> Tensor:
+                out, weights = attention.step(x, seen, rotate, keep, trace.need_weights)
+                if trace.need_weights:
+                    trace.weights.append(weights)
+                return out
+
+            found.append(("attention", attend))
         if (cross := self.cross) is not None and (memory := state.memory) is not None:
-            found.append(("cross", lambda x: cross.look_up(x, memory)[0]))
+
+            def look_up(x: Tensor) -> Tensor:
+                out, weights = cross.look_up(x, memory, trace.need_weights)
+                if trace.need_weights:
+                    trace.cross_weights.append(weights)
+                return out
+
+            found.append(("cross", look_up))
         if self.ff is not None:
             found.append(("ff", self.ff))
         return found

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from linformers.functional import align_left, take
 from linformers.generation import Generation, Start, generate, stream
-from linformers.layer import DecodingState
+from linformers.layer import DecodingState, Trace
 from linformers.layers import Memory, SinusoidalPositions
 from linformers.projections import one_of
 from linformers.stack import Linformer, LinformerOptions, check_mask
@@ -55,7 +55,7 @@ class TokenStack(nn.Module):
         if num_tokens < 1:
             raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
         one_of("positions", positions, POSITIONS)
-        self.num_tokens, self.input_size, self.emb_dim = num_tokens, input_size, emb_dim or channels
+        self.input_size, self.emb_dim = input_size, emb_dim or channels
         self.token_emb = nn.Embedding(num_tokens, self.emb_dim)
         self.pos_emb: nn.Module | None = None
         if positions == "sinusoidal":
@@ -79,28 +79,46 @@ class TokenStack(nn.Module):
     ) -> Any:
         """Token ids ``(b, n)`` to features ``(b, n, emb_dim)``; see :meth:`Linformer.forward` for the rest."""
         self.check(tokens, mask)
+        trace = Trace(need_weights=need_weights, need_hidden=False)
+        x = self.run(self.token_emb(tokens), mask, memory=memory, state=state, trace=trace)
+        return (x, trace.weights) if need_weights else x
+
+    def run(
+        self,
+        embedded: Tensor,
+        mask: Tensor | None = None,
+        *,
+        memory: Sequence[Memory] | None = None,
+        state: DecodingState | None = None,
+        trace: Trace | None = None,
+    ) -> Tensor:
+        """:meth:`forward` from embedded tokens ``(b, n, emb_dim)`` on, whoever embedded them."""
+        check_mask(mask, tuple(embedded.shape[:2]))
         undo = None
         if mask is not None and self.linformer.causal:  # so that positions, too, count from the first real token
-            tokens, mask, undo = align_left(tokens, mask)
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        result = self.linformer(
-            self._embed(tokens, positions), mask, memory=memory, state=state, need_weights=need_weights
-        )
-        x, weights = result if need_weights else (result, None)
+            embedded, mask, undo = align_left(embedded, mask)
+        self.linformer.check_length(embedded.shape[1])
+        x = self._place(embedded, torch.arange(embedded.shape[1], device=embedded.device))
+        x = self.linformer(x, mask, memory=memory, state=state, trace=trace)
         x = x if self.project_out is None else self.project_out(x)
-        x = x if undo is None else take(x, undo)
-        if weights is None:
-            return x
-        return x, weights if undo is None else [None if w is None else take(w, undo, 2) for w in weights]
+        if trace is not None:
+            trace.move(undo)
+        return x if undo is None else take(x, undo)
 
     def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
         """The next token of each row, ``(b,)``, to its features, ``(b, emb_dim)``; ``keep`` ``(b,)`` lets rows pause."""
+        return self.run_step(self.token_emb(tokens), state, keep)
+
+    def run_step(
+        self, embedded: Tensor, state: DecodingState, keep: Tensor | None = None, trace: Trace | None = None
+    ) -> Tensor:
+        """:meth:`step` from an embedded token a row, ``(b, emb_dim)``."""
         positions = state.length.clamp(max=self.input_size - 1)  # of a paused row, it does not matter
-        x = self.linformer.step(self._embed(tokens[:, None], positions[:, None]), state, keep)[:, 0]
+        x = self.linformer.step(self._place(embedded[:, None], positions[:, None]), state, keep, trace)[:, 0]
         return x if self.project_out is None else self.project_out(x)
 
-    def _embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        x = self.token_emb(tokens)
+    def _place(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add the positions, and map to the channels of the stack."""
         if self.pos_emb is not None:
             x = x + self.pos_emb(positions).to(x.dtype)
         x = self.dropout_tokens(x)
@@ -118,6 +136,11 @@ class TokenStack(nn.Module):
             if low < 0 or high >= self.num_tokens:
                 wrong = low if low < 0 else high
                 raise ValueError(f"token ids must be from 0 to {self.num_tokens - 1} (num_tokens - 1), got {wrong}")
+
+    @property
+    def num_tokens(self) -> int:
+        """The size of the vocabulary."""
+        return self.token_emb.num_embeddings
 
 
 class LinformerLM(nn.Module):
@@ -315,15 +338,23 @@ class LinformerClassifier(nn.Module):
         result = self.body(tokens, mask, need_weights=need_weights)
         x, weights = result if need_weights else (result, None)
         keep = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-        logits = self.to_classes(self._pool(x, keep))
+        logits = self.to_classes(pool(x, keep, first=self.pooling == "first", weigh=self.weigh))
         return (logits, weights) if need_weights else logits
 
-    def _pool(self, x: Tensor, keep: Tensor) -> Tensor:  # (b, n, ch), (b, n) -> (b, ch)
-        if self.pooling == "first":
-            return x[torch.arange(len(x), device=x.device), keep.int().argmax(1)]
-        if self.weigh is not None:
-            scores = self.weigh(x).squeeze(-1).masked_fill(~keep, torch.finfo(x.dtype).min)
-            share = scores.softmax(1).masked_fill(~keep, 0.0)
-        else:
-            share = keep / keep.sum(1, keepdim=True).clamp(min=1)
-        return (share[:, None].to(x.dtype) @ x.masked_fill(~keep[..., None], 0.0)).squeeze(1)
+
+def pool(x: Tensor, keep: Tensor, *, first: bool = False, weigh: nn.Module | None = None) -> Tensor:
+    """One vector for each sequence: ``(b, n, ch)`` to ``(b, ch)``.
+
+    Args:
+        keep: ``(b, n)``, True where a token is real.
+        first: take the first real token instead of the mean over the real ones.
+        weigh: or weigh them by the softmax of this map to one channel.
+    """
+    if first:
+        return x[torch.arange(len(x), device=x.device), keep.int().argmax(1)]
+    if weigh is not None:
+        scores = weigh(x).squeeze(-1).masked_fill(~keep, torch.finfo(x.dtype).min)
+        share = scores.softmax(1).masked_fill(~keep, 0.0)
+    else:
+        share = keep / keep.sum(1, keepdim=True).clamp(min=1)
+    return (share[:, None].to(x.dtype) @ x.masked_fill(~keep[..., None], 0.0)).squeeze(1)

@@ -9,11 +9,10 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from linformers.causal import block_sizes
 from linformers.functional import align_left, blank, has_holes, take
-from linformers.layer import Call, DecodingState, Layer, LayerState, Run
+from linformers.layer import Call, DecodingState, Layer, LayerState, Run, Trace
 from linformers.layers import Attention, FeedForward, LocalMixing, Memory, rotary_positions
 from linformers.projections import SHARINGS, Method, Projection, make_projection, one_of, slots_per_layer
 from linformers.reversible import run_reversible
@@ -47,6 +46,7 @@ class LinformerOptions(TypedDict, total=False):
     gated: bool
     activation: str
     norm: str
+    norm_eps: float
     rotary: bool
     dropout: float
     dropout_ff: float
@@ -90,6 +90,7 @@ class Linformer(nn.Module):
         gated: gated feed-forward layers.
         activation: ``"gelu"``, ``"relu"`` or ``"silu"``.
         norm: ``"post"``, as in the paper, or ``"pre"``.
+        norm_eps: added to the variance by the norms.
         rotary: rotary positions.
 
         dropout: on the attention weights and on the output of attention.
@@ -137,6 +138,7 @@ class Linformer(nn.Module):
         gated: bool = False,
         activation: str = "gelu",
         norm: str = "post",
+        norm_eps: float = 1e-5,
         rotary: bool = False,
         dropout: float = 0.1,
         dropout_ff: float = 0.15,
@@ -257,8 +259,10 @@ class Linformer(nn.Module):
             ff = None
             if include_ff:
                 ff = FeedForward(width, dim_ff, out_width, dropout=dropout_ff, activation=activation, gated=gated)
-            self.layers.append(Layer(i, width, out_width, norm, mixing=mixing, attention=own, cross=cross, ff=ff))
-        self.norm = nn.LayerNorm(channels) if norm == "pre" else None
+            self.layers.append(
+                Layer(i, width, out_width, norm, norm_eps, mixing=mixing, attention=own, cross=cross, ff=ff)
+            )
+        self.norm = nn.LayerNorm(channels, norm_eps) if norm == "pre" else None
 
     def forward(
         self,
@@ -268,6 +272,7 @@ class Linformer(nn.Module):
         memory: Sequence[Memory] | None = None,
         state: DecodingState | None = None,
         need_weights: bool = False,
+        trace: Trace | None = None,
     ) -> Any:
         """Run the stack.
 
@@ -277,6 +282,7 @@ class Linformer(nn.Module):
             memory: what :meth:`memory` made of a context, if the stack has cross-attention.
             state: an empty state from :meth:`new_state`, to be filled so that :meth:`step` can go on from here.
             need_weights: also return the attention weights.
+            trace: filled with what it asks for.
 
         Returns:
             ``(b, n, channels)``; with ``need_weights`` also a list with the weights of each layer, ``(b, h, n, k)``.
@@ -299,31 +305,43 @@ class Linformer(nn.Module):
             rotate=rotary_positions(torch.arange(x.shape[1], device=x.device), self.head_dim) if self.rotary else None,
             memories=memory,
             state=state,
-            need_weights=need_weights,
+            trace=trace or Trace(need_weights=need_weights, need_hidden=False),
         )
-        once = state is not None or need_weights  # what has side effects must not be run again in the backward pass
-        branches = [(layer, *branch) for layer in self._each() for branch in layer.branches(call)]
-        x = self._run(x, branches, once, memory or ())
+        # What has side effects must not be run again in the backward pass.
+        once = state is not None or call.trace.need_weights
+        x = self._run(x, [layer.branches(call) for layer in self._each()], call.trace, once, memory or ())
         x = x if undo is None else take(x, undo)
-        if not need_weights:
-            return x
-        return x, call.weights if undo is None else [None if w is None else take(w, undo, 2) for w in call.weights]
+        call.trace.move(undo)
+        return (x, call.trace.weights) if need_weights else x
 
     def _run(
-        self, x: Tensor, branches: Sequence[tuple[Layer, str, Run]], once: bool, memory: Sequence[Memory] = ()
+        self,
+        x: Tensor,
+        branches: Sequence[Sequence[tuple[str, Run]]],
+        trace: Trace,
+        once: bool,
+        memory: Sequence[Memory] = (),
     ) -> Tensor:
+        """Send ``x`` through the branches of each layer, and the final norm."""
         recompute = torch.is_grad_enabled() and not once
+        if trace.need_hidden:
+            if self.reversible:
+                raise ValueError(
+                    "a reversible stack keeps no hidden states; build it with reversible=False to see them"
+                )
+            trace.hidden.append(x)
         if self.reversible:
             tensors = [*self.layers.parameters(), *(t for m in memory for t in (m.keys, m.values))]
             if self.projection is not None:
                 tensors += self.projection.parameters()
-            x = run_reversible(x, [layer.normed(name, run) for layer, name, run in branches], tensors, recompute)
+            pairs = zip(self._each(), branches, strict=True)
+            steps = [layer.normed(name, run) for layer, own in pairs for name, run in own]
+            x = run_reversible(x, steps, tensors, recompute)
         else:
-            for layer, name, run in branches:
-                if recompute and self.checkpoint_level != "C0":
-                    x = checkpoint(layer.residual, x, name, run, use_reentrant=False)
-                else:
-                    x = layer.residual(x, name, run)
+            for layer, own in zip(self._each(), branches, strict=True):
+                x = layer(x, own, recompute and self.checkpoint_level != "C0")
+                if trace.need_hidden:
+                    trace.hidden.append(x)
         return x if self.norm is None else self.norm(x)
 
     def _each(self) -> Iterator[Layer]:
@@ -356,8 +374,9 @@ class Linformer(nn.Module):
             layers.append(state)
         return DecodingState(layers, torch.zeros(batch, dtype=torch.long, device=like.device))
 
-    def step(self, x: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
+    def step(self, x: Tensor, state: DecodingState, keep: Tensor | None = None, trace: Trace | None = None) -> Tensor:
         """Take one token a row, ``(b, 1, channels)``, and give its output; ``keep`` ``(b,)`` is False for rows that pause."""
+        trace = trace or Trace(need_weights=False, need_hidden=False)
         going = state.length if keep is None else state.length[keep]
         if len(going) and int(going.max()) >= self.input_size:
             raise ValueError(
@@ -366,25 +385,29 @@ class Linformer(nn.Module):
             )
         rotate = rotary_positions(state.length[:, None], self.head_dim) if self.rotary else None
         branches = [
-            (layer, *branch)
+            layer.step_branches(layer_state, rotate, keep, trace)
             for layer, layer_state in zip(self._each(), state.layers, strict=True)
-            for branch in layer.step_branches(layer_state, rotate, keep)
         ]
         state.length = state.length + (1 if keep is None else keep.long())
-        return self._run(x, branches, once=True)
+        return self._run(x, branches, trace, once=True)
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[2] != self.channels:
             raise ValueError(f"expected x of shape (batch, length, channels={self.channels}), got {tuple(x.shape)}")
-        if not torch.compiler.is_exporting():
-            if x.shape[1] < 1:
-                raise ValueError("got an empty sequence (length 0); give at least one position")
-            if x.shape[1] > self.input_size:
-                raise ValueError(
-                    f"got a sequence of {x.shape[1]}, but the model was built for at most input_size={self.input_size}; "
-                    "build it longer, shorten the input, or use linformers.in_windows"
-                )
+        self.check_length(x.shape[1])
         check_mask(mask, tuple(x.shape[:2]))
+
+    def check_length(self, length: int) -> None:
+        """Raise a ValueError for an empty input or one that is too long; an export states its bounds itself."""
+        if torch.compiler.is_exporting():
+            return
+        if length < 1:
+            raise ValueError("got an empty sequence (length 0); give at least one position")
+        if length > self.input_size:
+            raise ValueError(
+                f"got a sequence of {length}, but the model was built for at most input_size={self.input_size}; "
+                "build it longer, shorten the input, or use linformers.in_windows"
+            )
 
 
 def check_mask(mask: Tensor | None, shape: tuple[int, ...], name: str = "mask") -> None:
