@@ -262,7 +262,7 @@ class Linformer(nn.Module):
             self.layers.append(
                 Layer(i, width, out_width, norm, norm_eps, mixing=mixing, attention=own, cross=cross, ff=ff)
             )
-        self.norm = nn.LayerNorm(channels, norm_eps) if norm == "pre" else None
+        self.norm: nn.Module | None = nn.LayerNorm(channels, norm_eps) if norm == "pre" else None
 
     def forward(
         self,

@@ -1,0 +1,232 @@
+"""Learning with full attention, Linformer, exact neighbours only, and no attention: same budget, several seeds.
+
+Each cell (task, contender, seed) is one line of a JSON file; a cell that is there already is not run again. Run for example:
+
+    python benchmarks/quality.py clm --text corpus/ --seeds 3 --out results.jsonl
+    python benchmarks/quality.py --table results.jsonl
+"""
+
+import argparse
+import json
+import math
+import pkgutil
+import pydoc_data.topics
+import random
+import re
+import statistics
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linformers import LinformerLM
+
+IGNORE = -100
+
+
+class Text:
+    """A corpus as word ids, cut into a training and a held-out part by document."""
+
+    def __init__(self, folder: str | None, vocabulary: int = 4096) -> None:
+        if folder is None:
+            documents = [doc for _, doc in sorted(pydoc_data.topics.topics.items())]
+            documents += [text for text in map(docstrings, sorted(m.name for m in pkgutil.iter_modules())) if text]
+        else:
+            documents = [path.read_text(errors="replace") for path in sorted(Path(folder).rglob("*.txt"))]
+        random.Random(0).shuffle(documents)
+        words = [re.findall(r"\w+|[^\w\s]", text.lower()) for text in documents]
+        held = max(1, len(words) // 10)
+        common = Counter(w for doc in words[held:] for w in doc).most_common(vocabulary - 2)
+        index = {w: i + 2 for i, (w, _) in enumerate(common)}  # 0 mask, 1 unknown
+        self.held, self.train = (
+            torch.tensor([index.get(w, 1) for doc in part for w in doc]) for part in (words[:held], words[held:])
+        )
+        self.vocabulary = vocabulary
+
+    def sample(self, batch: int, n: int, generator: torch.Generator, held: bool) -> Tensor:
+        stream = self.held if held else self.train
+        start = torch.randint(len(stream) - n, (batch, 1), generator=generator)
+        return stream[start + torch.arange(n)]
+
+
+def docstrings(name: str) -> str:
+    """The docstrings in a top-level module's source, without importing it."""
+    import ast
+    import importlib.util
+
+    try:
+        spec = importlib.util.find_spec(name)
+        tree = ast.parse(Path(spec.origin).read_text())
+    except (AttributeError, ImportError, OSError, SyntaxError, TypeError, UnicodeDecodeError, ValueError):
+        return ""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return "\n".join(ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented))
+
+
+def batch_of(task: str, text: Text | None, batch: int, n: int, g: torch.Generator, held: bool) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, both ``(batch, n)``; IGNORE where nothing is asked."""
+    if task in ("mlm", "clm"):
+        tokens = text.sample(batch, n + 1, g, held)
+        if task == "clm":
+            return tokens[:, :-1], tokens[:, 1:]
+        tokens = tokens[:, :-1]
+        hidden = torch.rand(tokens.shape, generator=g) < 0.15
+        return tokens.masked_fill(hidden, 0), tokens.masked_fill(~hidden, IGNORE)
+    if task == "count":  # how often does this token occur in the whole sequence?
+        kinds = torch.randint(8, 33, (batch, 1), generator=g)
+        tokens = (torch.rand(batch, n, generator=g) ** 2 * kinds).long()
+        often = F.one_hot(tokens, 33).sum(1).gather(1, tokens)
+        return tokens, (often // 4).clamp(max=32)
+    if task == "recall":  # key value key value ... then keys again: which value did each have?
+        asked, pairs = n // 4, n * 3 // 8
+        keys = torch.stack([torch.randperm(128, generator=g)[:pairs] for _ in range(batch)]) + 1
+        values = torch.randint(129, 145, keys.shape, generator=g)
+        story = torch.stack([keys, values], 2).flatten(1)
+        which = torch.randint(pairs, (batch, asked), generator=g)
+        targets = torch.cat([torch.full_like(story, IGNORE), values.gather(1, which) - 129], 1)
+        return torch.cat([story, keys.gather(1, which)], 1), targets
+    raise ValueError(f"unknown task {task!r}")
+
+
+CONTENDERS: dict[str, dict[str, Any]] = {
+    "full": {"attention": "full"},
+    "none": {"attention": "none"},
+    "linformer": {},
+    "linformer segments": {"start": "segments"},
+    "linformer mean": {"method": "mean"},
+    "linformer window": {"local_window": 16},
+    "linformer segments window": {"start": "segments", "local_window": 16},
+    "linformer none-shared": {"parameter_sharing": "none"},
+    "linformer segments none-shared": {"start": "segments", "parameter_sharing": "none"},
+    "local": {"attention": "local", "local_window": 16},
+    "causal linformer": {"block_size": 64},
+    "causal linformer segments": {"block_size": 64, "start": "segments"},
+    "causal linformer mean": {"block_size": 64, "method": "mean"},
+    "causal local": {"attention": "local", "block_size": 64},
+}
+
+
+def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.Namespace) -> dict[str, Any]:
+    torch.manual_seed(seed)
+    tokens = text.vocabulary if text else 160
+    options = {"local_kernel": args.local_kernel, **CONTENDERS[contender]}
+    if contender == "none" and not args.local_kernel:
+        options["local_kernel"] = 0
+    if task == "clm":
+        options["causal"] = True
+    model = LinformerLM(
+        tokens,
+        args.n,
+        args.width,
+        args.k,
+        depth=args.depth,
+        nhead=args.heads,
+        dim_ff=4 * args.width,
+        dropout=0.0,
+        dropout_ff=0.0,
+        dropout_tokens=0.0,
+        tie_weights=task in ("mlm", "clm"),
+        positions=args.positions,
+        **options,
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, weight_decay=0.01, betas=(0.9, 0.98))
+    warmup = max(1, args.steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda i: min((i + 1) / warmup, 0.5 * (1 + math.cos(math.pi * i / args.steps)))
+    )
+    generator = torch.Generator().manual_seed(seed)
+    began = time.perf_counter()
+    for _ in range(args.steps):
+        x, y = batch_of(task, text, args.batch, args.n, generator, held=False)
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=IGNORE)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+    seconds = time.perf_counter() - began
+    model.eval()
+    generator = torch.Generator().manual_seed(12345)
+    total, right, count = 0.0, 0, 0
+    with torch.no_grad():
+        for _ in range(args.eval_batches):
+            x, y = batch_of(task, text, args.batch, args.n, generator, held=True)
+            logits, y = model(x).flatten(0, 1), y.flatten()
+            total += F.cross_entropy(logits, y, ignore_index=IGNORE, reduction="sum").item()
+            asked = y != IGNORE
+            right += (logits.argmax(-1) == y)[asked].sum().item()
+            count += asked.sum().item()
+    return {"loss": total / count, "accuracy": right / count, "seconds_per_step": seconds / args.steps}
+
+
+def table(path: str) -> None:
+    """Print the mean over seeds of every contender, and the share of full attention's gain over none that it keeps."""
+    groups: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
+    for line in Path(path).read_text().splitlines():
+        cell = json.loads(line)
+        setting = " ".join(f"{k}={v}" for k, v in cell["setting"].items() if k not in ("contender", "seed"))
+        groups[setting][cell["setting"]["contender"]].append(cell)
+    for setting, contenders in groups.items():
+        print(f"\n{setting}\n| contender | seeds | loss | accuracy | share of full's gain (loss) | s/step |\n|---|---|---|---|---|---|")
+        mean = {c: statistics.mean(x["loss"] for x in cells) for c, cells in contenders.items()}
+        for name, cells in sorted(contenders.items(), key=lambda item: mean[item[0]]):
+            share = ""
+            if "full" in mean and "none" in mean:
+                share = f"{(mean['none'] - mean[name]) / (mean['none'] - mean['full']):.0%}"
+            spread = statistics.stdev(x["loss"] for x in cells) if len(cells) > 1 else 0.0
+            print(
+                f"| {name} | {len(cells)} | {mean[name]:.4f} ± {spread:.4f} | "
+                f"{statistics.mean(x['accuracy'] for x in cells):.4f} | {share} | "
+                f"{min(x['seconds_per_step'] for x in cells):.3f} |"
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", nargs="?", choices=("mlm", "clm", "count", "recall"))
+    parser.add_argument("--contenders", nargs="+", default=["full", "none", "linformer"], choices=CONTENDERS)
+    parser.add_argument("--text", help="a folder of .txt files; Python's own documentation if left out")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--eval-batches", type=int, default=50)
+    parser.add_argument("--n", type=int, default=256)
+    parser.add_argument("--k", type=int, default=64)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--local-kernel", type=int, default=5)
+    parser.add_argument("--positions", default="sinusoidal")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", default="quality.jsonl")
+    parser.add_argument("--table", metavar="FILE", help="print the results in FILE")
+    args = parser.parse_args()
+    if args.table:
+        return table(args.table)
+    if args.task is None:
+        parser.error("give a task, or --table")
+    torch.set_num_threads(args.threads)
+    out = Path(args.out)
+    done = [json.loads(line)["setting"] for line in out.read_text().splitlines()] if out.exists() else []
+    text = Text(args.text) if args.task in ("mlm", "clm") else None
+    keys = ("task", "n", "k", "width", "heads", "depth", "steps", "batch", "rate", "local_kernel", "positions")
+    for seed in range(args.seeds):
+        for contender in args.contenders:
+            setting = {key: getattr(args, key) for key in keys} | {"text": Path(args.text).name if args.text else "pydoc"}
+            setting |= {"contender": contender, "seed": seed}
+            if setting in done:
+                continue
+            cell = run(args.task, contender, seed, text, args)
+            with out.open("a") as file:
+                file.write(json.dumps({"setting": setting, **cell}) + "\n")
+            print(f"{args.task} {contender} seed {seed}: {json.dumps(cell)}", flush=True)
+    return None
+
+
+if __name__ == "__main__":
+    main()
