@@ -6,14 +6,14 @@ says so instead of copying it. Neither package is imported.
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linformers.layer import Layer
-from linformers.layers import SinusoidalPositions
+from linformers.layers import Attention, SinusoidalPositions
 from linformers.models import LinformerLM
 from linformers.projections import Custom
 from linformers.stack import Linformer, LinformerOptions
@@ -150,7 +150,7 @@ def from_tatp22(model: Any) -> Linformer | LinformerLM:
     else:
         ours = body = Linformer(stack.input_size, stack.channels, 1, **options)
     for i, layer in enumerate(body.layers):
-        _fill_tatp22(layer, attentions[i], feeds[i] if feeds else None)
+        _fill_tatp22(cast(Layer, layer), attentions[i], feeds[i] if feeds else None)
     if not head.full_attention:
         _project_like(body, [attention.fn.heads for attention in attentions])
     return ours.train(model.training)
@@ -191,13 +191,13 @@ def _project_like(stack: Linformer, heads: Sequence[Sequence[Any]]) -> None:
         with torch.no_grad():
             probe = torch.zeros(1, stack.input_size, len(theirs) * stack.head_dim)
             k = modules[0](probe).shape[1]
-        attention = layer.attention
+        attention = cast(Attention, layer.attention)
         attention.projection, attention.slots, attention.k = Custom(modules, stack.input_size, k), k, k
         shared = attention.projection if shared is None else shared
     if len(heads) > 1 and heads[0][0].E is heads[1][0].E:  # layerwise: it belongs to the stack
         stack.projection = shared
         for layer in stack.layers:
-            layer.attention.projection = None
+            cast(Attention, layer.attention).projection = None
 
 
 class Twice(nn.Module):
