@@ -58,6 +58,15 @@ def test_self_attention_is_cross_attention_with_itself(method):
 
 
 @pytest.mark.parametrize("batch_first", [False, True])
+def test_one_source_with_one_projection_is_shortened_once(batch_first):
+    layer, calls = make_layer("convolution", "kv", batch_first=batch_first), []
+    layer.projection.register_forward_hook(lambda *_: calls.append(1))
+    x = torch.randn(MAX_LEN, MAX_LEN, E, dtype=torch.float64)
+    layer(x, x, x)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("method", METHODS)
 def test_empty_batch_gives_an_empty_result(method, batch_first):
     layer = make_layer(method, batch_first=batch_first)

@@ -158,6 +158,13 @@ def test_segments_start_has_every_segment_once(max_len, k):
         assert max(gaps) <= 2 * k / prefix + 2, f"{prefix} columns see segments {seen} of {k}"
 
 
+@pytest.mark.parametrize("width", [503, 2003])
+def test_convolved_keys_keep_the_scale_of_the_keys(width):
+    projection = make_projection(5 * width, 5, method="convolution")
+    content = projection(torch.randn(7, 1, 5 * width, 61)).content
+    assert content.std().item() == pytest.approx(1.0, rel=0.15)
+
+
 @pytest.mark.parametrize("start", ["random", "segments"])
 @pytest.mark.parametrize("method", ["learnable", "convolution", "no_params"])
 def test_reset_draws_the_start_anew(method, start):
@@ -209,6 +216,8 @@ def test_smooth_matrix_survives_another_length(method, factor):
     assert resample(projection, max_len=new) is projection
     assert (projection.max_len, projection.k) == (new, k)
     assert projection.weight.shape == (2, 2, new, k)
+    expected = (smooth(places(new), k) / new)[2:-2].expand(2, 2, -1, -1)  # the same curve, away from its ends
+    torch.testing.assert_close(projection.weight[..., 2:-2, :].detach() * new, expected * new, rtol=0, atol=2e-3)
     torch.testing.assert_close(projection(signal[1][None, None]).content, before, rtol=5e-3, atol=5e-3)
     torch.testing.assert_close(projection(signal[1][None, None]).mass, projection.weight[0].sum(1)[None])
 
