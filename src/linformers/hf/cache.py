@@ -1,0 +1,92 @@
+"""``LinformerCache``: the constant-size decoding state of a causal model, as transformers' cache.
+
+Axes: b batch.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache
+
+from linformers.layer import DecodingState
+
+
+class LinformerCache(Cache):
+    """What ``past_key_values`` is here: slots and two blocks of exact keys for each layer, whatever the length.
+
+    Args:
+        state: None until the model has read the first tokens.
+    """
+
+    def __init__(self, state: DecodingState | None = None) -> None:
+        super().__init__(layers=[])
+        self.state = state
+        self.positions = 0  # those of the batch, padding included: what transformers means by a sequence length
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """How many positions the cache has read, padding included; the same for every layer."""
+        return self.positions
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """-1: what bounds the length is the model, not the cache."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
+        """The length of the mask of a pass over ``query_length`` more positions, and where it begins."""
+        return self.positions + query_length, 0
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep, repeat or drop rows: row i becomes what row ``beam_idx[i]`` was."""
+        if self.state is not None:
+            self.state.reorder(beam_idx.to(self.state.length.device))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """The same as :meth:`reorder_cache`, under transformers' other name for it."""
+        self.reorder_cache(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row."""
+        if self.state is not None:
+            rows = torch.arange(self.batch_size, device=self.state.length.device)
+            self.reorder_cache(rows.repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse: what a block was compressed to cannot be taken apart again."""
+        raise ValueError(
+            f"cannot take {tokens_to_remove} tokens back: finished blocks are compressed for good; begin with a new cache"
+        )
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.state, self.positions = None, 0
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Refuse: keys and values are written by the layers of a Linformer, not from outside."""
+        raise TypeError("a LinformerCache belongs to the models of linformers.hf; other models cannot write to it")
+
+    def __repr__(self) -> str:
+        return f"LinformerCache(layers={len(self)}, positions={self.positions})"
+
+    def __len__(self) -> int:
+        return 0 if self.state is None else len(self.state.layers)
+
+    @property
+    def batch_size(self) -> int:
+        """The number of rows, or -1 if nothing has been read yet."""
+        return -1 if self.state is None else len(self.state.length)
+
+    @property
+    def is_compileable(self) -> bool:
+        """False: rows finish their blocks at different steps."""
+        return False
+
+    @property
+    def is_initialized(self) -> bool:
+        """Whether anything has been read."""
+        return self.state is not None
+
+    @property
+    def is_croppable(self) -> bool:
+        """False; see :meth:`crop`."""
+        return False

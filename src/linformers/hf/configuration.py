@@ -1,0 +1,265 @@
+"""``LinformerConfig``: the sizes and options of a model, in transformers' words.
+
+Axes: n positions, k slots.
+"""
+
+import copy
+import difflib
+from dataclasses import fields
+from typing import Any, Self
+
+from transformers import PreTrainedConfig
+
+from linformers.causal import block_sizes
+from linformers.layers import ACTIVATIONS
+from linformers.models import POOLINGS, POSITIONS
+from linformers.projections import METHODS, SHARINGS, STARTS, one_of
+from linformers.stack import ATTENTIONS
+
+DEFAULT_SLOTS = 256
+
+
+class LinformerConfig(PreTrainedConfig):
+    """The configuration of every model in :mod:`linformers.hf`.
+
+    Args:
+        vocab_size: how many tokens there are.
+        hidden_size: channels of the model.
+        num_hidden_layers: layers.
+        num_attention_heads: heads of a layer.
+        num_key_value_heads: key/value heads; None means one for each head. Divides ``num_attention_heads``.
+        head_dim: channels of a head; None means ``hidden_size // num_attention_heads``.
+        intermediate_size: hidden channels of the feed-forward layers.
+        hidden_act: ``"gelu"``, ``"relu"`` or ``"silu"``.
+        gated: gated feed-forward layers.
+        attention_bias: whether queries, keys and values have a bias.
+        max_position_embeddings: the longest input n.
+        position_embedding_type: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
+        type_vocab_size: kinds of tokens (``token_type_ids``); 0 for none.
+        hidden_dropout_prob: on the embeddings and in the feed-forward layers.
+        attention_probs_dropout_prob: on the attention weights and on the output of attention.
+        classifier_dropout: before a classifier; None means ``hidden_dropout_prob``.
+        initializer_range: standard deviation of the first weights of linear maps and embeddings; None starts every module as
+            :class:`linformers.Linformer` does.
+        layer_norm_eps: added to the variance by the norms.
+        norm: ``"pre"`` or ``"post"``, where the norms are.
+        pooling: how a sequence classifier makes one vector of many: ``"mean"``, ``"first"`` or ``"attention"``.
+
+        proj_k: the slots k, or a list with those of each layer; None means 256, or n if that is less.
+        sharing: which projections are one: ``"none"``, ``"headwise"``, ``"kv"`` or ``"layerwise"``.
+        method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"`` or ``"no_params"``.
+        start: ``"random"`` or ``"segments"``, how learned projections begin.
+        block_size: positions of a block of a causal model; None picks one.
+        local_kernel: width of a depthwise convolution before attention; 0 for none.
+        local_window: also see the exact keys of the own and the neighbouring blocks of this many positions; 0 for none. Not
+            for causal models, which always see them.
+        attention: ``"linformer"``, ``"full"``, ``"local"`` or ``"none"``.
+
+        is_decoder: causal; the causal language model sets it.
+        is_encoder_decoder: the sequence-to-sequence model sets it, and what it needs of the following.
+        decoder_layers: layers of its decoder; None means ``num_hidden_layers``.
+        decoder_attention_heads: heads of its decoder; None means ``num_attention_heads``.
+        decoder_ffn_dim: feed-forward channels of its decoder; None means ``intermediate_size``.
+        decoder_proj_k: slots of its decoder, for the target and for the source; None means ``proj_k``, as far as they fit.
+        max_target_positions: the longest target; None means ``max_position_embeddings``.
+        decoder_start_token_id: what a target begins with; None means ``bos_token_id``, or else ``pad_token_id``.
+
+        pad_token_id: of padding; like the next two, None where there is no such token.
+        bos_token_id: of the beginning of a text.
+        eos_token_id: of the end of a text.
+        tie_word_embeddings: let the output of a language model share the matrix of the embedding.
+        use_cache: whether causal models return the state that they go on from.
+
+    Raises:
+        ValueError: for values without a meaning, and for names that are nearly those of an option.
+    """
+
+    model_type = "linformer"
+    keys_to_ignore_at_inference = ("past_key_values",)
+    base_model_fsdp_plan = {"body.linformer": "free_full_weight"}  # noqa: RUF012
+
+    vocab_size: int = 30522
+    hidden_size: int = 512
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 8
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    intermediate_size: int = 2048
+    hidden_act: str = "gelu"
+    gated: bool = False
+    attention_bias: bool = False
+    max_position_embeddings: int = 512
+    position_embedding_type: str = "sinusoidal"
+    type_vocab_size: int = 0
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    classifier_dropout: float | None = None
+    initializer_range: float | None = None
+    layer_norm_eps: float = 1e-5
+    norm: str = "pre"
+    pooling: str = "mean"
+
+    proj_k: int | list[int] | None = None
+    sharing: str = "layerwise"
+    method: str = "learnable"
+    start: str = "random"
+    block_size: int | None = None
+    local_kernel: int = 5
+    local_window: int = 0
+    attention: str = "linformer"
+
+    is_decoder: bool = False
+    decoder_layers: int | None = None
+    decoder_attention_heads: int | None = None
+    decoder_ffn_dim: int | None = None
+    decoder_proj_k: int | list[int] | None = None
+    max_target_positions: int | None = None
+    decoder_start_token_id: int | None = None
+
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    tie_word_embeddings: bool = True
+    use_cache: bool = True
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        names = [f.name for f in fields(type(self))]
+        for name in kwargs:
+            if meant := difflib.get_close_matches(name, names, 1, cutoff=0.9):
+                raise ValueError(f"LinformerConfig has no option {name!r}; did you mean {meant[0]!r}?")
+        self.proj_k = self.slots
+        super().__post_init__(**kwargs)
+        if self.is_encoder_decoder:
+            self._complete_decoder()
+        self.check()
+
+    @property
+    def slots(self) -> int | list[int]:
+        """``proj_k``, which is never None once the configuration is there."""
+        return self.proj_k if self.proj_k is not None else min(DEFAULT_SLOTS, self.max_position_embeddings)
+
+    def causal(self) -> Self:
+        """The same configuration, or a copy of it, that says the model is causal."""
+        if self.is_encoder_decoder:
+            raise ValueError("this configuration has is_encoder_decoder=True; a causal language model has no encoder")
+        if self.is_decoder:
+            return self
+        config = copy.deepcopy(self)
+        config.is_decoder = True
+        return config
+
+    def encoder_decoder(self) -> Self:
+        """The same configuration, or a copy of it, with all that a sequence-to-sequence model needs."""
+        if self.is_decoder:
+            raise ValueError(
+                "this configuration has is_decoder=True; the encoder of a sequence-to-sequence model is not causal"
+            )
+        if self.type_vocab_size:
+            raise ValueError(
+                f"type_vocab_size={self.type_vocab_size} is not for sequence-to-sequence models; leave it 0"
+            )
+        config = self if self.is_encoder_decoder else copy.deepcopy(self)
+        config.is_encoder_decoder = True
+        config._complete_decoder()
+        return config
+
+    def encoder_side(self) -> Self:
+        """The configuration of the encoder of a sequence-to-sequence model."""
+        config = copy.deepcopy(self)
+        config.is_encoder_decoder = False
+        config.tie_word_embeddings = False  # the whole model does that
+        return config
+
+    def decoder_side(self) -> Self:
+        """The configuration of the decoder of a sequence-to-sequence model."""
+        config = self.encoder_side()
+        config.is_decoder, config.local_window = True, 0
+        for own, name in (
+            ("num_hidden_layers", "decoder_layers"),
+            ("num_attention_heads", "decoder_attention_heads"),
+            ("intermediate_size", "decoder_ffn_dim"),
+            ("proj_k", "decoder_proj_k"),
+            ("max_position_embeddings", "max_target_positions"),
+        ):
+            setattr(config, own, getattr(self, name))
+        return config
+
+    def _complete_decoder(self) -> None:
+        """Fill in what a sequence-to-sequence model needs and nobody said."""
+        for name, value in (
+            ("decoder_layers", self.num_hidden_layers),
+            ("decoder_attention_heads", self.num_attention_heads),
+            ("decoder_ffn_dim", self.intermediate_size),
+            ("max_target_positions", self.max_position_embeddings),
+            ("pad_token_id", 0),
+            ("eos_token_id", 1),
+        ):
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        if self.decoder_start_token_id is None:
+            self.decoder_start_token_id = self.pad_token_id if self.bos_token_id is None else self.bos_token_id
+        if self.decoder_proj_k is None:
+            room, k = self.max_target_positions or 1, self.slots
+            self.decoder_proj_k = min(k, room) if isinstance(k, int) else [min(one, room) for one in k]
+
+    def check(self) -> None:
+        """Raise a ValueError for values without a meaning; models do it too, because attributes can be changed."""
+        for name, allowed in (
+            ("hidden_act", tuple(ACTIVATIONS)),
+            ("position_embedding_type", POSITIONS),
+            ("norm", ("pre", "post")),
+            ("pooling", POOLINGS),
+            ("sharing", SHARINGS),
+            ("method", METHODS),
+            ("start", STARTS),
+            ("attention", ATTENTIONS),
+        ):
+            one_of(name, getattr(self, name), allowed)
+        for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
+            share = getattr(self, name)
+            if share is not None and not 0 <= share <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {share}")
+        for name in ("type_vocab_size", "local_kernel", "local_window"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}; 0 means none")
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "block_size"):
+            self._at_least_one(name)
+        self._check_side(
+            "num_hidden_layers", "num_attention_heads", "proj_k", "max_position_embeddings", self.is_decoder
+        )
+        if self.is_encoder_decoder:
+            self._at_least_one("decoder_ffn_dim")
+            self._check_side(
+                "decoder_layers", "decoder_attention_heads", "decoder_proj_k", "max_target_positions", True
+            )
+        if self.is_decoder and self.local_window:
+            raise ValueError(
+                f"local_window={self.local_window} is not for causal models, which see their neighbours anyway; use block_size"
+            )
+
+    def _check_side(self, layers: str, heads: str, slots: str, length: str, causal: bool) -> None:
+        """Check the sizes of an encoder or a decoder, whose attributes have these names."""
+        for name in (layers, heads, slots, length):
+            self._at_least_one(name)
+        count = getattr(self, heads)
+        if self.head_dim is None and self.hidden_size % count:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of {heads}={count}; change one of them, or give head_dim"
+            )
+        if self.num_key_value_heads is not None and (self.num_key_value_heads < 1 or count % self.num_key_value_heads):
+            raise ValueError(f"num_key_value_heads={self.num_key_value_heads} does not divide {heads}={count}")
+        k, n = getattr(self, slots), getattr(self, length)
+        if isinstance(k, list) and len(k) != getattr(self, layers):
+            raise ValueError(
+                f"{slots} lists {len(k)} sizes for {layers}={getattr(self, layers)}; give one for each layer"
+            )
+        if causal and self.attention == "linformer":
+            block = None
+            for one in k if isinstance(k, list) else [k]:
+                block = block_sizes(n, one, block or self.block_size)[0]
+
+    def _at_least_one(self, name: str) -> None:
+        value = getattr(self, name)
+        for one in value if isinstance(value, list) else [value]:
+            if one is not None and one < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")

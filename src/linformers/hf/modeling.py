@@ -1,0 +1,441 @@
+"""``LinformerModel`` and the language models: transformers' interface around this project's own modules.
+
+Axes: b batch, h heads, n positions, k slots, v tokens of the vocabulary, ch channels.
+Masks: ``attention_mask`` is 1, or True, where a token is real; inside it becomes ``keep``.
+"""
+
+import re
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel, initialization
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPastAndCrossAttentions,
+    CausalLMOutputWithPast,
+    MaskedLMOutput,
+)
+from transformers.utils import logging
+from transformers.utils.generic import ModelOutput
+
+from linformers.hf.cache import LinformerCache
+from linformers.hf.configuration import LinformerConfig
+from linformers.layer import Trace
+from linformers.models import TokenStack
+from linformers.projections import Projection
+
+IGNORED = -100  # the label of positions that have none
+
+logger = logging.get_logger(__name__)
+
+
+class LinformerPreTrainedModel(PreTrainedModel):
+    """Saving, loading and the start of all models."""
+
+    config: LinformerConfig
+    config_class = LinformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _is_stateful = True
+    _no_split_modules = ["Linformer"]  # noqa: RUF012
+    accepts_loss_kwargs = True  # the Trainer says how many labels its accumulated batches have, and the loss uses it
+
+    def __init__(self, config: LinformerConfig) -> None:
+        config.check()
+        super().__init__(config)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
+        """Load a model, or say why its weights are not those of its configuration; the arguments are transformers'.
+
+        Raises:
+            RuntimeError: if weights have other shapes than the configuration says, or belong to other layers or projections.
+        """
+        wants_info, lenient = kwargs.pop("output_loading_info", False), kwargs.pop("ignore_mismatched_sizes", False)
+        load: Any = super().from_pretrained
+        model, info = load(
+            pretrained_model_name_or_path, *model_args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
+        )
+        if pretrained_model_name_or_path is not None and not lenient:
+            check_loaded(str(pretrained_model_name_or_path), info)
+        return (model, info) if wants_info else model
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, Projection):  # its start is more than one call of torch.nn.init, which alone are guarded
+            if not any(getattr(t, "_is_hf_initialized", False) for t in module.state_dict(keep_vars=True).values()):
+                module.reset_parameters()
+        elif std is not None and isinstance(module, nn.Linear | nn.Embedding):
+            initialization.normal_(module.weight, std=std)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                initialization.zeros_(module.bias)
+        elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | nn.LayerNorm):
+            module.reset_parameters()
+
+    def _answer(self, kind: type[ModelOutput], return_dict: bool | None, **values: Any) -> Any:
+        """An output of this kind, or the tuple that callers with ``return_dict=False`` want."""
+        output = kind(**values)
+        return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
+
+
+class LinformerModel(LinformerPreTrainedModel):
+    """Tokens to features: an encoder, or with ``is_decoder`` in its configuration a causal stack.
+
+    Args:
+        config: sizes and options.
+        context_size: add cross-attention to a context of at most this length.
+    """
+
+    def __init__(self, config: LinformerConfig, context_size: int | None = None) -> None:
+        if config.is_encoder_decoder:
+            raise ValueError(
+                "this configuration has is_encoder_decoder=True; build LinformerForSeq2SeqLM, whose .encoder is a LinformerModel"
+            )
+        super().__init__(config)
+        self.body = TokenStack(
+            config.vocab_size,
+            config.max_position_embeddings,
+            config.hidden_size,
+            config.slots,
+            positions=config.position_embedding_type,
+            dropout_tokens=config.hidden_dropout_prob,
+            dim_ff=config.intermediate_size,
+            dim_d=config.head_dim,
+            nhead=config.num_attention_heads,
+            depth=config.num_hidden_layers,
+            kv_heads=config.num_key_value_heads,
+            qkv_bias=config.attention_bias,
+            attention=config.attention,
+            parameter_sharing=config.sharing,
+            method=config.method,
+            start=config.start,
+            local_window=config.local_window,
+            local_kernel=config.local_kernel,
+            causal=config.is_decoder,
+            block_size=config.block_size if config.is_decoder else None,
+            gated=config.gated,
+            activation=config.hidden_act,
+            norm=config.norm,
+            norm_eps=config.layer_norm_eps,
+            dropout=config.attention_probs_dropout_prob,
+            dropout_ff=config.hidden_dropout_prob,
+            context_size=context_size,
+        )
+        self.token_type_emb = (
+            nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
+        )
+        self.post_init()
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether activations are computed again in the backward pass; transformers switches it."""
+        return self.body.linformer.checkpoint_level != "C0"
+
+    @gradient_checkpointing.setter
+    def gradient_checkpointing(self, value: bool) -> None:
+        self.body.linformer.checkpoint_level = "C1" if value else "C0"
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The embedding of the tokens."""
+        return self.body.token_emb
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Use another embedding of the tokens."""
+        if not isinstance(value, nn.Embedding):
+            raise TypeError(f"expected an nn.Embedding, got {type(value).__name__}")
+        self.body.token_emb = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: LinformerCache | None = None,
+        use_cache: bool | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Features of tokens.
+
+        Args:
+            input_ids: ``(b, n)``; or else ``inputs_embeds``.
+            attention_mask: ``(b, n)``, 1 where a token is real; with a cache also for all that it has read.
+            token_type_ids: ``(b, n)``.
+            inputs_embeds: ``(b, n, ch)``.
+            encoder_hidden_states: ``(b, s, ch)``, the context of a model that has one.
+            encoder_attention_mask: ``(b, s)``.
+            past_key_values: go on from here.
+            use_cache: return what to go on from.
+            output_attentions: return the weights, ``(b, h, n, k)``; with causal or windowed attention also those of the
+                neighbours.
+            output_hidden_states: return the embeddings and the output of each layer.
+            return_dict: False for a tuple.
+        """
+        x = self._embed(input_ids, token_type_ids, inputs_embeds)
+        trace = Trace(
+            need_weights=self.config.output_attentions if output_attentions is None else output_attentions,
+            need_hidden=bool(
+                self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+            ),
+        )
+        keep, cache = as_keep(attention_mask), self._cache(past_key_values, use_cache)
+        if cache is not None and cache.state is not None:
+            x = self._go_on(x, keep, cache, trace)
+        else:
+            stack, memory = self.body.linformer, None
+            if encoder_hidden_states is not None:
+                memory = stack.memory(encoder_hidden_states, as_keep(encoder_attention_mask))
+            if cache is not None:
+                cache.state, cache.positions = stack.new_state(len(x), x), x.shape[1]
+            x = self.body.run(x, keep, memory=memory, state=None if cache is None else cache.state, trace=trace)
+        weights, cross_weights = (
+            tuple(w for w in found if w is not None) or None for found in (trace.weights, trace.cross_weights)
+        )
+        return self._answer(
+            BaseModelOutputWithPastAndCrossAttentions,
+            return_dict,
+            last_hidden_state=x,
+            past_key_values=cache,
+            # The last one is what the model returns, as everywhere in transformers.
+            hidden_states=(*trace.hidden[:-1], x) if trace.need_hidden else None,
+            attentions=weights,
+            cross_attentions=cross_weights,
+        )
+
+    def _embed(self, ids: Tensor | None, types: Tensor | None, embedded: Tensor | None) -> Tensor:
+        if ids is not None and embedded is None:
+            self.body.check(ids, None)
+            x = self.body.token_emb(ids)
+        elif embedded is not None and ids is None:
+            x = embedded
+        else:
+            raise ValueError(
+                f"give exactly one of input_ids and inputs_embeds; got {'neither' if ids is None else 'both'}"
+            )
+        if self.token_type_emb is not None:
+            types = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device) if types is None else types
+            return x + self.token_type_emb(types)
+        # Tokenisers hand out zeros without being asked; anything else was meant to have an effect.
+        if types is not None and not torch.compiler.is_compiling() and types.any():
+            raise ValueError(
+                f"got token_type_ids up to {int(types.max())}, but the model was built with type_vocab_size=0"
+            )
+        return x
+
+    def _cache(self, given: LinformerCache | None, use_cache: bool | None) -> LinformerCache | None:
+        if given is not None and not isinstance(given, LinformerCache):
+            raise TypeError(f"past_key_values must be a LinformerCache or None, got {type(given).__name__}")
+        if use_cache and self.training and self.gradient_checkpointing:
+            logger.warning_once("use_cache=True does not go with gradient checkpointing; no cache is returned.")
+            return None
+        if given is not None or not self.config.is_decoder:
+            return given
+        # While training, a state that nobody reads would cost time and memory.
+        wanted = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        return LinformerCache() if wanted else None
+
+    def _go_on(self, x: Tensor, keep: Tensor | None, cache: LinformerCache, trace: Trace) -> Tensor:
+        """Read more tokens ``(b, n, ch)``, one after the other."""
+        n, state = x.shape[1], cache.state
+        if state is None:
+            raise ValueError("this cache has read nothing yet")
+        if keep is not None:
+            keep = keep[:, -n:]
+            keep = None if keep.all() else keep
+        steps = [Trace(trace.need_weights, trace.need_hidden) for _ in range(n)]
+        outputs = [
+            self.body.run_step(x[:, i], state, None if keep is None else keep[:, i], step)
+            for i, step in enumerate(steps)
+        ]
+        cache.positions += n
+        trace.hidden = [torch.cat(parts, 1) for parts in zip(*(step.hidden for step in steps), strict=True)]
+        trace.weights = [join(parts) for parts in zip(*(step.weights for step in steps), strict=True)]
+        trace.cross_weights = [join(parts) for parts in zip(*(step.cross_weights for step in steps), strict=True)]
+        return torch.stack(outputs, 1)
+
+
+class LanguageModel(LinformerPreTrainedModel):
+    """What the language models have in common: features to logits."""
+
+    lm_head: nn.Linear
+
+    def new_head(self) -> nn.Linear:
+        """A map to the vocabulary; without a bias if it shares the embedding's matrix."""
+        return nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=not self.config.tie_word_embeddings)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Features ``(..., ch)`` to logits ``(..., v)``."""
+        # As in LinformerLM: an embedding has unit variance, so the logits of a tied head would begin far too large.
+        return self.lm_head(x * self.config.hidden_size**-0.5 if self.config.tie_word_embeddings else x)
+
+
+class LinformerForMaskedLM(LanguageModel):
+    """Logits of every token, from both sides of it."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.body.token_emb.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LinformerConfig) -> None:
+        if config.is_decoder:
+            raise ValueError("this configuration has is_decoder=True; a masked language model looks both ways")
+        super().__init__(config)
+        self.model = LinformerModel(config)
+        self.lm_head = self.new_head()
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, -100 where there is none, also the loss."""
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        logits = self.logits(outputs.last_hidden_state)
+        return self._answer(
+            MaskedLMOutput,
+            return_dict,
+            loss=None if labels is None else token_loss(logits, labels, num_items_in_batch),
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class LinformerForCausalLM(LanguageModel, GenerationMixin):
+    """Logits of the next token, from those before it; with ``generate``."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.body.token_emb.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LinformerConfig) -> None:
+        super().__init__(config.causal())
+        self.model = LinformerModel(self.config)
+        self.lm_head = self.new_head()
+        self.post_init()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # the model makes its own
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: LinformerCache | None = None,
+        labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, the input itself or -100, also the loss.
+
+        Args:
+            logits_to_keep: compute those of this many last positions only, or of the positions in a tensor; 0 for all.
+        """
+        outputs = self.model(
+            input_ids,
+            attention_mask,
+            token_type_ids,
+            inputs_embeds,
+            past_key_values=past_key_values,
+            use_cache=False if labels is not None and use_cache is None else use_cache,
+            output_attentions=output_attentions,
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
+        )
+        x = outputs.last_hidden_state
+        if isinstance(logits_to_keep, Tensor) or logits_to_keep:
+            if labels is not None:
+                raise ValueError("labels need the logits of all positions; leave logits_to_keep out")
+            x = x[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else x[:, -logits_to_keep:]
+        logits = self.logits(x)
+        return self._answer(
+            CausalLMOutputWithPast,
+            return_dict,
+            # The last position has no next token to be compared with.
+            loss=None if labels is None else token_loss(logits[:, :-1], labels[:, 1:], num_items_in_batch),
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+def as_keep(mask: Tensor | None) -> Tensor | None:
+    """transformers' ``attention_mask`` to a bool mask, ``(b, n)``."""
+    if mask is None:
+        return None
+    if mask.dim() != 2:
+        raise ValueError(
+            f"attention_mask must be (batch, length), 1 where a token is real, got {tuple(mask.shape)}; a mask for each pair "
+            "of positions has no meaning here, because a slot mixes all positions"
+        )
+    return mask.bool()
+
+
+def token_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
+    """Mean cross-entropy of ``(..., v)`` logits over the labels that are not -100.
+
+    Args:
+        count: divide by this instead of their number: that of all batches whose gradients are accumulated.
+    """
+    labels = labels.to(logits.device).flatten()
+    total = F.cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
+    count = (labels != IGNORED).sum().clamp(min=1) if count is None else count
+    return total / (count.to(total.device) if isinstance(count, Tensor) else count)
+
+
+def join(weights: tuple[Tensor | None, ...]) -> Tensor | None:
+    """The weights of steps ``(b, h, 1, k)``, one behind the other: ``(b, h, n, k)``, zero where a step saw fewer keys."""
+    found = [w for w in weights if w is not None]
+    if not found:
+        return None
+    width = max(w.shape[-1] for w in found)
+    return torch.cat([F.pad(w, (0, width - w.shape[-1])) for w in found], 2)
+
+
+def check_loaded(source: str, info: dict[str, Any]) -> None:
+    """Raise a RuntimeError if a checkpoint did not have the weights that the configuration asks for."""
+    wrong = sorted(info["mismatched_keys"])
+    if wrong:
+        name, stored, wanted = wrong[0]
+        raise RuntimeError(
+            f"{source} has {name} of shape {tuple(stored)}, but the configuration asks for {tuple(wanted)}"
+            + (f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else "")
+            + ". For another max_position_embeddings or proj_k load it as it was saved and use linformers.resample; for another "
+            "vocab_size use resize_token_embeddings; for another number of labels pass ignore_mismatched_sizes=True"
+        )
+    # A head may be new or left over, but half a stack would be trained or used without anyone noticing.
+    inner = re.compile(r"(^|\.)body\.")
+    for which, verb in (("missing_keys", "lacks"), ("unexpected_keys", "has, beyond what the configuration asks for,")):
+        names = sorted(name for name in info[which] if inner.search(name))
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise RuntimeError(
+                f"{source} {verb} {names[0]}{more}: it was saved with another configuration (sharing, method, number of layers "
+                "...); load it with its own config.json"
+            )
