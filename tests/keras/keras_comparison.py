@@ -10,6 +10,9 @@ METHODS = ("learnable", "convolution", "mean", "max", "no_params")
 SHARINGS = ("none", "headwise", "kv")
 BACKENDS = ("torch", "jax", "tensorflow")
 
+# For tests of something else: TensorFlow's graphs without XLA, which takes long to compile; JAX has nothing but XLA.
+QUICK = {"jit_compile": keras.backend.backend() == "jax"}
+
 # Different primes, so that swapped axes do not fit: b batch, h heads, t queries, s keys, n longest, k slots, channels.
 B, H, T, S, N, K = 3, 2, 5, 11, 13, 7
 KEY_DIM, QUERY, VALUE, KEY = 3, 6, 7, 5

@@ -183,7 +183,6 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 dtype=self.dtype_policy,
                 name="projection",
             )
-        self.projection.check_length(value_shape[axis])
 
     def _position_axis(self, *shapes: Shape) -> int:
         """The one axis to attend over."""
@@ -231,8 +230,10 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 use_causal_mask=use_causal_mask,
             )
         key = value if key is None else key
-        if in_symbolic_scope():  # some backends find shapes by calling with made-up lengths where the model leaves them open
-            value, key, value_mask, key_mask = (self._first_positions(x) for x in (value, key, value_mask, key_mask))
+        if in_symbolic_scope():  # asked for shapes only, by some backends with made-up lengths where a model leaves them open
+            shapes = self._output_shapes(query.shape, value.shape)
+            outputs = tuple(ops.zeros(shape, dtype=self.compute_dtype) for shape in shapes)
+            return outputs if return_attention_scores else outputs[0]
         self._check_call(query, value, attention_mask, return_attention_scores, use_causal_mask)
         shape, axis = ops.shape(query), self._axis
         folded = fold(query, axis), fold(value, axis), fold(key, axis)
@@ -247,9 +248,6 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             output = ops.moveaxis(output, len(lead), axis)
             scores = None if scores is None else ops.reshape(scores, (*lead, *ops.shape(scores)[1:]))
         return (output, scores) if return_attention_scores else output
-
-    def _first_positions(self, x: Tensor | None) -> Tensor | None:
-        return None if x is None else x[(*[slice(None)] * self._axis, slice(self.max_length))]
 
     def _attend(
         self,
@@ -349,19 +347,24 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 query, value, key=key, return_attention_scores=return_attention_scores, use_causal_mask=use_causal_mask
             )
         self._check_call(query, value, attention_mask, return_attention_scores, use_causal_mask)
-        shape = self.compute_output_shape(query.shape, value.shape, None if key is None else key.shape)
-        output = keras.KerasTensor(shape, dtype=self.compute_dtype)
-        if not return_attention_scores:
-            return output
-        lead = [size for i, size in enumerate(query.shape[:-1]) if i != self._axis]
-        scores = (*lead, self.num_heads, query.shape[self._axis], self.projection_dim)
-        return output, keras.KerasTensor(scores, dtype=self.compute_dtype)
+        self.compute_output_shape(query.shape, value.shape, None if key is None else key.shape)
+        shapes = self._output_shapes(query.shape, value.shape)
+        outputs = tuple(keras.KerasTensor(shape, dtype=self.compute_dtype) for shape in shapes)
+        return outputs if return_attention_scores else outputs[0]
+
+    def _output_shapes(self, query_shape: Shape, value_shape: Shape) -> tuple[Shape, Shape]:
+        """The shapes of the output and of the scores."""
+        lead = [size for i, size in enumerate(query_shape[:-1]) if i != self._axis]
+        scores = (*lead, self.num_heads, query_shape[self._axis], self.projection_dim)
+        return self.compute_output_shape(query_shape, value_shape), scores
 
     def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config["flash_attention"] = self._flash_argument
         if self._handed:
-            return {**config, "projection": keras.saving.serialize_keras_object(self.projection)}
+            # Keras makes one object of all that carry the same number in a file, so that what is shared stays so.
+            shared = {"shared_object_id": id(self.projection)}
+            return {**config, "projection": keras.saving.serialize_keras_object(self.projection) | shared}
         own = {name: getattr(self, name) for name in ("projection_dim", "max_length", "sharing", "method")}
         return {**config, **own}
 

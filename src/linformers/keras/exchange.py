@@ -30,10 +30,14 @@ def from_torch(
         ValueError: if ``layer`` has what the Keras layer has not: ``add_bias_kv``, ``add_zero_attn``, causal blocks, or a
             projection module of the user's own.
     """
-    for option in ("bias_k", "add_zero_attn", "causal"):
-        if getattr(layer, option, None) not in (None, False):
-            shown = "add_bias_kv" if option == "bias_k" else option
-            raise ValueError(f"the Keras layer has no {shown}; convert a layer that was built without it")
+    extras = {
+        "add_bias_kv": layer.bias_k is not None,
+        "add_zero_attn": layer.add_zero_attn,
+        "causal": getattr(layer, "causal", False),
+    }
+    for option, used in extras.items():
+        if used:
+            raise ValueError(f"the Keras layer has no {option}; convert a layer that was built without it")
     projection = layer.projection
     method, weight = method_of(projection), projection_weight(projection)
     sharings = {(1, 1): "kv", (2, 1): "headwise", (2, layer.num_heads): "none"}

@@ -1,0 +1,130 @@
+"""The Keras classifier: training, padding, parameters, and the example it is known by."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras_comparison import QUICK, close, to_numpy
+
+from linformers.keras import Linformer
+
+SIZES = {"k": 5, "max_len": 11, "vocab_size": 13, "d_model": 6, "d_ff": 7, "n_heads": 2, "n_layers": 2, "dropout": 0.1}
+
+
+def make_model(**options):
+    return Linformer(**SIZES | options)
+
+
+def make_task(samples=48, length=11):
+    """Three classes: which of the tokens 1, 2 and 3 a text contains; the rest is noise and padding."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(4, 13, (samples, length), dtype="int32")
+    labels = rng.integers(0, 3, samples)
+    lengths = rng.integers(4, length + 1, samples)
+    tokens[np.arange(length) >= lengths[:, None]] = 0
+    for row, label, end in zip(tokens, labels, lengths, strict=True):
+        row[rng.integers(0, end, 3)] = label + 1
+    return tokens, labels
+
+
+@pytest.mark.parametrize("options", [{}, {"full_attn": True}, {"num_classes": 2, "n_layers": 3, "k": 2, "n_heads": 3}])
+def test_parameters_are_those_of_the_formula(options):
+    model = make_model(**options)
+    assert model.num_params() == model.count_params()
+    d, d_ff, n = 6, 7, 11
+    layers, classes = options.get("n_layers", 2), options.get("num_classes", 3)
+    projections = 0 if options.get("full_attn") else 2 * n * options.get("k", 5)
+    each = 4 * (d * d + d) + projections + d * d_ff + d_ff + d_ff * d + d + 4 * d
+    assert model.num_params() == 13 * d + n * d + layers * each + 2 * d + d * classes + classes
+
+
+def test_the_known_example_runs_as_written(tmp_path):
+    max_len, (x, y) = 11, make_task(33)
+    x_train, y_train, x_val, y_val = x[:20], y[:20], x[20:], y[20:]
+    with pytest.warns(DeprecationWarning, match="batch_size=16 is ignored.*any size; leave it out"):
+        model = Linformer(
+            k=5, max_len=max_len, vocab_size=13, d_model=8, d_ff=16, n_heads=4, n_layers=3, dropout=0.1, full_attn=False,
+            batch_size=16,
+        )  # fmt: skip
+    model.compile(
+        optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"], run_eagerly=True
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of TensorFlow, which writes the events
+        callback = keras.callbacks.TensorBoard(log_dir=str(tmp_path))
+        history = model.fit(
+            x=x_train, y=y_train, batch_size=16, epochs=2, validation_data=(x_val, y_val), callbacks=[callback], verbose=0
+        )
+    assert set(history.history) == {"accuracy", "loss", "val_accuracy", "val_loss"}
+    assert list(tmp_path.rglob("*tfevents*"))
+
+
+@pytest.mark.parametrize("full_attn", [False, True])
+def test_it_learns(full_attn):
+    tokens, labels = make_task()
+    model = make_model(d_model=16, d_ff=32, n_layers=1, dropout=0.0, full_attn=full_attn)
+    optimizer = keras.optimizers.Adam(0.02)
+    model.compile(optimizer=optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"], **QUICK)
+    first = model.evaluate(tokens, labels, verbose=0)
+    losses = model.fit(tokens, labels, batch_size=24, epochs=25, verbose=0).history["loss"]
+    loss, accuracy = model.evaluate(tokens, labels, verbose=0)
+    assert losses[-1] < losses[0]
+    assert loss < 0.3 * first[0]
+    assert accuracy > 0.9
+    assert model.predict(tokens, verbose=0).argmax(1).shape == labels.shape
+
+
+@pytest.mark.parametrize("full_attn", [False, True])
+def test_padding_changes_nothing(full_attn):
+    model = make_model(full_attn=full_attn)
+    tokens, _ = make_task(5)
+    probabilities = to_numpy(model(tokens))
+    for ids, expected in zip(tokens, probabilities, strict=True):
+        close(model(ids[None, ids != 0])[0], expected)
+    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-5)
+    assert np.isfinite(to_numpy(model(np.zeros((2, 11), "int32")))).all()
+
+
+def test_any_batch_size_and_every_length():
+    model = make_model()
+    rows = np.ones((7, 11), "int32")
+    close(model.predict(rows, batch_size=3, verbose=0), np.repeat(to_numpy(model(rows[:1])), 7, 0))
+    for length in (1, 4, 11):
+        assert model(rows[:, :length]).shape == (7, 3)
+    tokens = keras.Input((None,), dtype="int32")
+    functional = keras.Model(tokens, keras.layers.Dense(2)(model(tokens)))
+    assert functional.predict(rows[:, :4], verbose=0).shape == (7, 2)
+    model.summary(print_fn=lambda text: None)
+
+
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+def test_mixed_precision_trains_and_gives_whole_probabilities(policy):
+    tokens, labels = make_task(8)
+    model = make_model(dtype=policy, n_layers=1)
+    model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", **QUICK)
+    assert np.isfinite(model.fit(tokens, labels, verbose=0).history["loss"]).all()
+    assert keras.backend.standardize_dtype(model(tokens).dtype) == "float32"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"d_model": 7}, "d_model must be a multiple of n_heads, got d_model=7 and n_heads=2"),
+        ({"n_layers": 0}, "n_layers must be a whole number of at least 1, got 0"),
+        ({"vocab": 3}, "vocab"),
+    ],
+)
+def test_sizes_are_checked(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make_model(**options)
+
+
+def test_inputs_are_checked():
+    model = make_model()
+    with pytest.raises(ValueError, match="got sequences of 12, but this model was built for at most 11.*max_len=12 or more"):
+        model(np.ones((2, 12), "int32"))
+    with pytest.raises(ValueError, match="got empty sequences"):
+        model(np.ones((2, 0), "int32"))
+    with pytest.raises(ValueError, match=r"expected token ids of shape \(batch, length\), got \(2, 3, 4\)"):
+        model(np.ones((2, 3, 4), "int32"))
