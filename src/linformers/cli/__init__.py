@@ -11,7 +11,11 @@ except ImportError as error:  # the core needs neither
 
 from linformers.cli.bench import app as bench
 
-app = App(name="linformers", help="Linformer: attention whose cost grows linearly with the sequence.", help_epilogue="")
+app = App(
+    name="linformers",
+    help="Linformer: attention whose cost grows linearly with the sequence.",
+    suppress_keyboard_interrupt=False,
+)
 app.command(bench)
 app.register_install_completion_command(help="Install completion for the shell in use, or for --shell.")
 

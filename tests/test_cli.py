@@ -1,0 +1,56 @@
+"""The command line: what it prints, and its exit codes."""
+
+import pytest
+
+from linformers.cli import app, launch
+from linformers.experiments.prediction_time import PredictionModel, Settings
+
+SMALL = ["--sequence-length", "20", "--batch-size", "2", "--embedding-dim", "8", "--projection-dim", "4"]
+
+
+def test_time_prints_the_model_and_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch("bench", "time", *SMALL) == 0
+    printed = capsys.readouterr().out
+    for line in ("SEQUENCE LENGTH: 20", "BATCH SIZE:      2", "PROJECTION DIM:  4", "NUM HEADS:       8", "TIME:"):
+        assert line in printed
+    assert "(None, 20, 8)" in printed
+
+
+def test_the_default_model_has_the_published_size() -> None:
+    model = PredictionModel(Settings())
+    assert sum(p.numel() for p in model.attention.parameters()) == 1_179_904
+    assert sum(p.numel() for p in model.parameters()) == 1_205_504
+
+
+def test_wrong_usage_is_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch("bench", "time", "--num-heads", "many") == 2
+    assert launch("bench", "time", "--nmu-heads", "3") == 2
+    assert launch("no-such-command") == 2
+    capsys.readouterr()
+
+
+def test_a_wrong_value_is_1_with_a_message(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch("bench", "time", "--num-heads", "0") == 1
+    assert "num-heads must be at least 1, got 0" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="num-heads"):
+        launch("bench", "time", "--num-heads", "0", debug=True)
+
+
+def test_interruption_is_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(settings: Settings) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("linformers.experiments.prediction_time.run", interrupt)
+    assert launch("bench", "time") == 130
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_shown(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch("--show-completion", shell) == 0
+    assert "linformers" in capsys.readouterr().out
+
+
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ([], ["bench"], ["bench", "time"]):
+        app([*command, "--help"], result_action="return_value")
+        assert "Usage: linformers" in capsys.readouterr().out
