@@ -71,12 +71,14 @@ class Trace:
     cross_weights: list[Tensor | None] = field(default_factory=list)
     hidden: list[Tensor] = field(default_factory=list)
 
-    def move(self, index: Tensor | None) -> None:
-        """Reorder the positions of every row by ``index`` ``(b, n)``, if it is given."""
+    def move(self, index: Tensor | None, full: bool = False) -> None:
+        """Reorder the positions of every row by ``index`` ``(b, n)``, if it is given; with ``full``, also those of the keys."""
         if index is None:
             return
         self.hidden = [take(x, index) for x in self.hidden]
         self.weights = [None if w is None else take(w, index, 2) for w in self.weights]
+        if full:
+            self.weights = [None if w is None else take(w, index, 3) for w in self.weights]
         self.cross_weights = [None if w is None else take(w, index, 2) for w in self.cross_weights]
 
 
@@ -211,7 +213,9 @@ class Layer(nn.Module):
                 return out
 
             found.append(("attention", attend))
-        if (cross := self.cross) is not None and (memory := state.memory) is not None:
+        if (cross := self.cross) is not None:
+            if (memory := state.memory) is None:
+                raise ValueError("this state knows no memory to look up; first hand it to forward, with the memory")
 
             def look_up(x: Tensor) -> Tensor:
                 out, weights = cross.look_up(x, memory, trace.need_weights)

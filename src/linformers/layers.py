@@ -255,13 +255,15 @@ class Attention(nn.Module):
 
     def _heads(self, core: Callable[..., Tensor], q: Tensor, *others: Tensor) -> Tensor:
         """Run ``core`` for all heads at once, or for one after the other, each to be recomputed in the backward pass."""
-        if not (self.by_head and torch.is_grad_enabled()):
+        recompute = torch.is_grad_enabled()
+        # Without gradients it is only for the order of random numbers: a reversible stack runs so first, and then again.
+        if not self.by_head or not (recompute or self._dropout()):
             return core(q, *others)
         group = self.heads // self.kv_heads
-        outputs = [
-            checkpoint(core, q[:, i : i + 1], *(t[:, i // group : i // group + 1] for t in others), use_reentrant=False)
-            for i in range(self.heads)
-        ]
+        outputs = []
+        for i in range(self.heads):
+            own = (q[:, i : i + 1], *(t[:, i // group : i // group + 1] for t in others))
+            outputs.append(checkpoint(core, *own, use_reentrant=False) if recompute else core(*own))
         return torch.cat(outputs, 1)
 
     def _split(self, x: Tensor, heads: int) -> Tensor:  # (b, n, h d) -> (b, h, n, d)

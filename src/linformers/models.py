@@ -16,7 +16,7 @@ from linformers.generation import Generation, Start, generate, stream
 from linformers.layer import DecodingState, Trace
 from linformers.layers import Memory, SinusoidalPositions
 from linformers.projections import one_of
-from linformers.stack import Linformer, LinformerOptions, check_mask
+from linformers.stack import Linformer, LinformerOptions, at_least_one, check_mask
 
 POSITIONS = ("sinusoidal", "learned", "rotary", "none")
 POOLINGS = ("mean", "first", "attention")
@@ -52,8 +52,7 @@ class TokenStack(nn.Module):
         **options: Unpack[LinformerOptions],
     ) -> None:
         super().__init__()
-        if num_tokens < 1:
-            raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
+        at_least_one(num_tokens=num_tokens, emb_dim=emb_dim)
         one_of("positions", positions, POSITIONS)
         self.input_size, self.emb_dim = input_size, emb_dim or channels
         self.token_emb = nn.Embedding(num_tokens, self.emb_dim)
@@ -80,7 +79,7 @@ class TokenStack(nn.Module):
         """Token ids ``(b, n)`` to features ``(b, n, emb_dim)``; see :meth:`Linformer.forward` for the rest."""
         self.check(tokens, mask)
         trace = Trace(need_weights=need_weights, need_hidden=False)
-        x = self.run(self.token_emb(tokens), mask, memory=memory, state=state, trace=trace)
+        x = self.run(self.token_emb(tokens.long()), mask, memory=memory, state=state, trace=trace)
         return (x, trace.weights) if need_weights else x
 
     def run(
@@ -94,20 +93,20 @@ class TokenStack(nn.Module):
     ) -> Tensor:
         """:meth:`forward` from embedded tokens ``(b, n, emb_dim)`` on, whoever embedded them."""
         check_mask(mask, tuple(embedded.shape[:2]))
+        self.linformer.check_length(embedded.shape[1])
         undo = None
         if mask is not None and self.linformer.causal:  # so that positions, too, count from the first real token
             embedded, mask, undo = align_left(embedded, mask)
-        self.linformer.check_length(embedded.shape[1])
         x = self._place(embedded, torch.arange(embedded.shape[1], device=embedded.device))
         x = self.linformer(x, mask, memory=memory, state=state, trace=trace)
         x = x if self.project_out is None else self.project_out(x)
         if trace is not None:
-            trace.move(undo)
+            trace.move(undo, self.linformer.attention == "full")
         return x if undo is None else take(x, undo)
 
     def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
         """The next token of each row, ``(b,)``, to its features, ``(b, emb_dim)``; ``keep`` ``(b,)`` lets rows pause."""
-        return self.run_step(self.token_emb(tokens), state, keep)
+        return self.run_step(self.token_emb(tokens.long()), state, keep)
 
     def run_step(
         self, embedded: Tensor, state: DecodingState, keep: Tensor | None = None, trace: Trace | None = None
@@ -123,6 +122,15 @@ class TokenStack(nn.Module):
             x = x + self.pos_emb(positions).to(x.dtype)
         x = self.dropout_tokens(x)
         return x if self.project_in is None else self.project_in(x)
+
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
+        """Change ``input_size`` or ``dim_k`` in place; see :func:`linformers.resample`."""
+        self.linformer.resample_(max_len, k, noise)
+        if max_len is not None and isinstance(self.pos_emb, nn.Embedding):
+            old = self.pos_emb.weight.detach()
+            new = F.interpolate(old.mT[None], size=max_len, mode="linear", align_corners=False)[0].mT
+            self.pos_emb = nn.Embedding.from_pretrained(new.contiguous(), freeze=not self.pos_emb.weight.requires_grad)
+        self.input_size = self.linformer.input_size
 
     def check(self, tokens: Tensor, mask: Tensor | None) -> None:
         """Raise a ValueError for ids and masks that cannot be right; the values of ids only where nothing is compiled."""
@@ -330,6 +338,7 @@ class LinformerClassifier(nn.Module):
             dropout_tokens=dropout_tokens,
             **options,
         )
+        at_least_one(num_classes=num_classes)
         self.weigh = nn.Linear(self.body.emb_dim, 1) if pooling == "attention" else None
         self.to_classes = nn.Linear(self.body.emb_dim, num_classes)
 
@@ -356,5 +365,5 @@ def pool(x: Tensor, keep: Tensor, *, first: bool = False, weigh: nn.Module | Non
         scores = weigh(x).squeeze(-1).masked_fill(~keep, torch.finfo(x.dtype).min)
         share = scores.softmax(1).masked_fill(~keep, 0.0)
     else:
-        share = keep / keep.sum(1, keepdim=True).clamp(min=1)
+        share = keep.to(x.dtype) / keep.sum(1, keepdim=True).clamp(min=1)
     return (share[:, None].to(x.dtype) @ x.masked_fill(~keep[..., None], 0.0)).squeeze(1)

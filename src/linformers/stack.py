@@ -148,9 +148,23 @@ class Linformer(nn.Module):
         context_channels: int | None = None,
     ) -> None:
         super().__init__()
-        for name, value in {"input_size": input_size, "channels": channels, "nhead": nhead, "depth": depth}.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        at_least_one(
+            input_size=input_size,
+            channels=channels,
+            dim_k=dim_k if isinstance(dim_k, int) else min(dim_k, default=1),
+            dim_ff=dim_ff,
+            dim_d=dim_d,
+            nhead=nhead,
+            depth=depth,
+            kv_heads=kv_heads,
+            w_o_intermediate_dim=w_o_intermediate_dim,
+            ff_intermediate=ff_intermediate,
+            block_size=block_size,
+            context_size=context_size,
+            context_channels=context_channels,
+        )
+        if local_window < 0:
+            raise ValueError(f"local_window must not be negative, got {local_window}")
         one_of("norm", norm, ("pre", "post"))
         one_of("checkpoint_level", checkpoint_level, ("C0", "C1", "C2"))
         one_of("attention", attention, ATTENTIONS)
@@ -178,7 +192,7 @@ class Linformer(nn.Module):
             (local_window and causal, f"local_window={local_window} is for encoders; with causal=True use block_size"),
             (
                 local_window and (full_attention or attention in ("full", "none")),
-                f"local_window={local_window} has no meaning with attention={attention!r}",
+                f"local_window={local_window} has no meaning with attention={('full' if full_attention else attention)!r}",
             ),
             (
                 attention == "local" and not causal and not local_window,
@@ -208,7 +222,8 @@ class Linformer(nn.Module):
 
         self.input_size, self.channels, self.depth, self.nhead = input_size, channels, depth, nhead
         self.head_dim, self.causal, self.attention, self.rotary = head_dim, causal, attention, rotary
-        self.checkpoint_level, self.reversible, self.context_size = checkpoint_level, reversible, context_size
+        self.checkpoint_level, self.reversible = checkpoint_level, reversible
+        self.context_size, self.context_channels = context_size, context_channels or channels
 
         # What the projections of self-attention shorten: the whole input, or one block of a causal stack.
         length, totals = input_size, slots_per_layer(dim_k, depth, k_reduce_by_layer)
@@ -255,7 +270,7 @@ class Linformer(nn.Module):
             cross = None
             if context_size:  # cross-attention is there whatever self-attention is: nothing else reads the context
                 kind = "linformer" if projected else "full"
-                cross = attend(width, context_size, across[i], kind=kind, context_channels=context_channels)
+                cross = attend(width, context_size, across[i], kind=kind, context_channels=self.context_channels)
             ff = None
             if include_ff:
                 ff = FeedForward(width, dim_ff, out_width, dropout=dropout_ff, activation=activation, gated=gated)
@@ -288,17 +303,24 @@ class Linformer(nn.Module):
             ``(b, n, channels)``; with ``need_weights`` also a list with the weights of each layer, ``(b, h, n, k)``.
         """
         self._check(x, mask)
+        if memory is not None and self.context_size is None:
+            raise ValueError("this stack has no cross-attention to use a memory; build it with context_size")
         keep, undo = mask, None
         if mask is not None and self.causal:
             x, keep, undo = align_left(x, mask)
         x = blank(x, keep)
+        if keep is not None and self.causal and not torch.compiler.is_compiling():
+            if not has_holes(keep):
+                keep = None  # nothing real looks at what comes after it
+            elif state is not None:
+                raise ValueError(
+                    "a prompt with holes in its mask cannot be continued; pad it on the left or right only"
+                )
         if state is not None:
             whole = torch.full((x.shape[0],), x.shape[1], device=x.device)
-            state.length = whole if keep is None else keep.sum(1)
+            state.length = whole if mask is None else mask.sum(1)
             for i, made in enumerate(memory or []):
                 state.layers[i].memory = made
-        if keep is not None and self.causal and not torch.compiler.is_compiling() and not has_holes(keep):
-            keep = None  # nothing real looks at what comes after it
         call = Call(
             keep=keep,
             projection=self.projection,
@@ -311,7 +333,7 @@ class Linformer(nn.Module):
         once = state is not None or call.trace.need_weights
         x = self._run(x, [layer.branches(call) for layer in self._each()], call.trace, once, memory or ())
         x = x if undo is None else take(x, undo)
-        call.trace.move(undo)
+        call.trace.move(undo, self.attention == "full")
         return (x, call.trace.weights) if need_weights else x
 
     def _run(
@@ -351,7 +373,17 @@ class Linformer(nn.Module):
         """Prepare a context ``(b, s, context_channels)``, True in ``mask`` where it is real, once for any number of queries."""
         if self.context_size is None:
             raise ValueError("this stack has no cross-attention; build it with context_size")
-        if context.shape[1] > self.context_size:
+        if context.dim() != 3 or context.shape[2] != self.context_channels:
+            raise ValueError(
+                f"expected a context of shape (batch, length, context_channels={self.context_channels}), "
+                f"got {tuple(context.shape)}"
+            )
+        check_mask(mask, tuple(context.shape[:2]))
+        if torch.compiler.is_exporting():
+            pass
+        elif context.shape[1] < 1:
+            raise ValueError("got an empty context (length 0); give at least one position")
+        elif context.shape[1] > self.context_size:
             raise ValueError(
                 f"got a context of {context.shape[1]}, but the stack was built for at most context_size={self.context_size}"
             )
@@ -391,6 +423,29 @@ class Linformer(nn.Module):
         state.length = state.length + (1 if keep is None else keep.long())
         return self._run(x, branches, trace, once=True)
 
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
+        """Change ``input_size`` or ``dim_k`` in place; see :func:`linformers.resample`."""
+        if self.context_size is not None:
+            raise ValueError(
+                "a stack with cross-attention has two lengths; build a new one, or resample its projections"
+            )
+        length = max_len or self.input_size
+        attentions = [layer.attention for layer in self._each() if layer.attention is not None]
+        attentions = [attention for attention in attentions if attention.kind == "linformer"]
+        owned = [p for p in (self.projection, *(a.projection for a in attentions)) if p is not None]
+        if len({attention.slots for attention in attentions}) > 1 and k is not None:
+            raise ValueError(f"the layers have different numbers of slots; k={k} would make them equal")
+        slots = k
+        if self.causal and attentions:
+            block = attentions[0].block
+            slots = None if k is None else block_sizes(length, k, block)[1]
+        for projection in owned:
+            projection.resample_(None if self.causal else max_len, slots, noise)
+        for attention in attentions:
+            attention.slots = slots or attention.slots
+            attention.k = attention.slots * length // attention.block if self.causal else attention.slots
+        self.input_size = length
+
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[2] != self.channels:
             raise ValueError(f"expected x of shape (batch, length, channels={self.channels}), got {tuple(x.shape)}")
@@ -408,6 +463,13 @@ class Linformer(nn.Module):
                 f"got a sequence of {length}, but the model was built for at most input_size={self.input_size}; "
                 "build it longer, shorten the input, or use linformers.in_windows"
             )
+
+
+def at_least_one(**sizes: int | None) -> None:
+    """Raise a ValueError that names the first size below 1; None is for options that were not given."""
+    for name, value in sizes.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 def check_mask(mask: Tensor | None, shape: tuple[int, ...], name: str = "mask") -> None:
