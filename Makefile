@@ -1,5 +1,5 @@
 # `make demo` and `make test` each do all of their own set-up, in .venv and nowhere else, and skip it the next time.
-.PHONY: demo test lint types tests clean
+.PHONY: demo test lint types tests tests-keras clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.cli
 	$(BIN)/linformers bench time
 
-test: lint types tests
+test: lint types tests tests-keras
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -20,7 +20,12 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 tests: $(VENV)/.dev
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist worksteal --ignore tests/keras
+
+# A process has one backend, from its first import on.
+tests-keras: $(VENV)/.dev
+	for backend in torch jax tensorflow; do \
+		KERAS_BACKEND=$$backend $(BIN)/pytest -n 2 --dist worksteal tests/keras || exit 1; done
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "linformers needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }

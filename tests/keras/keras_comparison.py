@@ -21,7 +21,9 @@ KEY_DIM, QUERY, VALUE, KEY = 3, 6, 7, 5
 def make_layer(method="learnable", sharing="headwise", **options):
     """A small built layer whose biases are not zero, as they are at the start."""
     options = {"projection_dim": K, "max_length": N, "method": method, "sharing": sharing} | options
-    layer = LinearMultiHeadAttention(H, KEY_DIM, bias_initializer=keras.initializers.RandomNormal(stddev=0.5), **options)
+    layer = LinearMultiHeadAttention(
+        H, KEY_DIM, bias_initializer=keras.initializers.RandomNormal(stddev=0.5), **options
+    )
     layer.build((None, None, QUERY), (None, None, VALUE), (None, None, KEY))
     return layer
 

@@ -80,7 +80,10 @@ def test_query_and_attention_masks():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"attention_mask": np.ones((B, T, S), bool)}, r"attention_mask of shape \(3, 5, 11\) for 11 keys.*\(batch, 1, 11\)"),
+        (
+            {"attention_mask": np.ones((B, T, S), bool)},
+            r"attention_mask of shape \(3, 5, 11\) for 11 keys.*\(batch, 1, 11\)",
+        ),
         ({"attention_mask": np.ones((B, S), bool)}, r"attention_mask of shape \(3, 11\).*value_mask of shape"),
         ({"attention_mask": np.ones((B, 1, T), bool)}, r"attention_mask of shape \(3, 1, 5\) for 11 keys"),
         ({"attention_mask": np.ones((B, H, 1, S), bool)}, r"attention_mask of shape \(3, 2, 1, 11\)"),
@@ -102,9 +105,13 @@ def test_masks_without_a_meaning_are_refused(options, message):
         ({"max_length": 2.5}, "max_length must be None or a whole number of at least 1, got 2.5"),
         ({"sharing": "all"}, "sharing must be one of 'none', 'headwise', 'kv', 'layerwise'; got 'all'"),
         ({"method": "sum"}, "method must be one of 'learnable', .*; got 'sum'"),
+        ({"start": "zero"}, "start must be one of 'random', 'segments'; got 'zero'"),
         ({"sharing": "layerwise"}, "sharing='layerwise' needs the projection.*linformers.keras.Projection"),
         ({"sliding_window": 3}, "sliding_window=3 has no meaning with a projection: each of the 7 slots"),
-        ({"projection": Projection(N, K)}, "got a projection and projection_dim=7, max_length=13.*7 and 13: leave them out"),
+        (
+            {"projection": Projection(N, K)},
+            "got a projection and projection_dim=7, max_length=13.*7 and 13: leave them out",
+        ),
         ({"dropuot": 0.1}, "dropuot"),
     ],
 )
@@ -163,7 +170,9 @@ def test_several_axes_are_refused():
     x = np.zeros((2, 3, 5, 6), "float32")
     for axes in (None, (1, 2)):
         layer = LinearMultiHeadAttention(H, 3, attention_axes=axes, projection_dim=3)
-        with pytest.raises(ValueError, match=r"shortens one axis; got attention_axes=.*\(2, 3, 5, 6\); name one of \[1, 2\]"):
+        with pytest.raises(
+            ValueError, match=r"shortens one axis; got attention_axes=.*\(2, 3, 5, 6\); name one of \[1, 2\]"
+        ):
             layer(x, x)
     with pytest.raises(ValueError, match=r"besides axis 1, .* must be equal; got \(2, 3, 5, 6\), \(2, 3, 4, 6\)"):
         LinearMultiHeadAttention(H, 3, attention_axes=1, projection_dim=3)(x, x[:, :, :4])
@@ -199,9 +208,12 @@ def test_the_configuration_is_complete():
         "max_length": N,
         "sharing": "none",
         "method": "convolution",
+        "start": "segments",
         "name": "attention",
     }
-    layer = LinearMultiHeadAttention(**given, kernel_regularizer="l2", bias_constraint="non_neg", kernel_initializer="he_normal")
+    layer = LinearMultiHeadAttention(
+        **given, kernel_regularizer="l2", bias_constraint="non_neg", kernel_initializer="he_normal"
+    )
     config = layer.get_config()
     assert {name: config[name] for name in given} == given
     again = LinearMultiHeadAttention.from_config(config)

@@ -20,7 +20,9 @@ def make_torch(**options):
 def run_torch(layer, query, value, key, mask=None):
     mask = None if mask is None else torch.tensor(~mask)
     batch_first = layer.batch_first
-    query, key, value = (torch.tensor(x) if batch_first else torch.tensor(x).transpose(0, 1) for x in (query, key, value))
+    query, key, value = (
+        torch.tensor(x) if batch_first else torch.tensor(x).transpose(0, 1) for x in (query, key, value)
+    )
     with torch.no_grad():
         output, weights = layer(query, key, value, key_padding_mask=mask, average_attn_weights=False)
     return output.numpy() if batch_first else output.transpose(0, 1).numpy(), weights.numpy()
@@ -80,7 +82,7 @@ def test_what_only_one_of_them_has_is_refused():
         from_torch(make_torch(add_zero_attn=True))
     with pytest.raises(ValueError, match="no projection like Custom"):
         from_torch(make_torch(method=torch.nn.Identity()))
-    with pytest.raises(ValueError, match="has 2 matrices for keys and values together.*or 4"):
+    with pytest.raises(ValueError, match=r"has 2 matrices for keys and values together.*or 4"):
         from_torch(make_torch(method=torch.randn(H, N, K)))
     with pytest.raises(ValueError, match="'unbuilt' is not built; pass one with projection_dim, after its first call"):
         to_torch(LinearMultiHeadAttention(H, 3, projection_dim=K, name="unbuilt"))

@@ -102,7 +102,9 @@ def test_every_length_up_to_the_maximum(method, length):
 
 def test_one_slot_and_more_slots_than_positions():
     assert make_layer("mean", projection_dim=1)(*make_inputs()).shape == (B, T, 6)
-    with pytest.warns(UserWarning, match="projection_dim = 17 slots for at most 13 positions.*choose projection_dim below 13"):
+    with pytest.warns(
+        UserWarning, match="projection_dim = 17 slots for at most 13 positions.*choose projection_dim below 13"
+    ):
         layer = make_layer("mean", projection_dim=17)
     full, _, inputs = full_and_identity("mean")
     layer.set_weights(full.get_weights())
@@ -126,6 +128,16 @@ def test_matrices_start_with_the_scale_that_keeps_that_of_the_keys():
     matrices = to_numpy(Projection(512, 64).matrices)
     assert matrices.shape == (2, 1, 512, 64)
     np.testing.assert_allclose(matrices.std(), 512**-0.5, rtol=0.02)
+
+
+def test_segments_start_as_those_of_the_pytorch_layer():
+    from linformers.projections import segment_means
+
+    matrices, means = to_numpy(Projection(64, 8, start="segments").matrices), segment_means(64, 8).numpy()
+    np.testing.assert_allclose((matrices - means).std(), 0.1 * means.std(), rtol=0.1)
+    kernels = to_numpy(Projection(512, 2, method="convolution", start="segments").matrices)
+    np.testing.assert_allclose(kernels.mean(), 1 / 256, rtol=0.05)
+    np.testing.assert_allclose(kernels.std(), 0.1 / 256, rtol=0.1)
 
 
 def test_a_handed_projection_serves_several_layers():

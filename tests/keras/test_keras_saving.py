@@ -31,7 +31,13 @@ def make_layers():
     """A functional model with every method and sharing, and one projection that two layers share."""
     tokens = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(8, 6, mask_zero=True)(tokens)
-    for sharing, method in (("none", "learnable"), ("headwise", "convolution"), ("kv", "no_params"), ("kv", "mean"), ("kv", "max")):
+    for sharing, method in (
+        ("none", "learnable"),
+        ("headwise", "convolution"),
+        ("kv", "no_params"),
+        ("kv", "mean"),
+        ("kv", "max"),
+    ):
         layer = LinearMultiHeadAttention(2, 3, projection_dim=3, max_length=7, sharing=sharing, method=method)
         x = layer(x, x)
     shared = Projection(7, 3, sharing="layerwise")
@@ -41,7 +47,9 @@ def make_layers():
 
 
 def make_classifier():
-    return Linformer(k=3, max_len=7, vocab_size=8, d_model=6, d_ff=5, n_heads=2, n_layers=2, dropout=0.1, full_attn=False)
+    return Linformer(
+        k=3, max_len=7, vocab_size=8, d_model=6, d_ff=5, n_heads=2, n_layers=2, dropout=0.1, full_attn=False
+    )
 
 
 MODELS = {"layers": make_layers, "classifier": make_classifier}

@@ -14,7 +14,7 @@ from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from linformers.keras.masks import check_attention_mask, fold, padding
 from linformers.keras.projections import Projection, Tensor, blank
 from linformers.keras.shorten import shorten
-from linformers.projections import METHODS, SHARINGS, one_of
+from linformers.projections import METHODS, SHARINGS, STARTS, one_of
 
 Shape = Sequence[int | None]
 
@@ -24,8 +24,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     """Multi-head attention to k slots instead of s keys (Linformer, Wang et al. 2020).
 
     It takes the arguments of :class:`keras.layers.MultiHeadAttention`, which have the same meaning here, and those below.
-    Regularizers, constraints and initializers are those of the maps of queries, keys, values and outputs; the projections
-    start from N(0, 1 / max_length).
+    Regularizers, constraints and initializers are those of the maps of queries, keys, values and outputs.
 
     Args:
         num_heads: attention heads.
@@ -46,7 +45,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             matrix. (``"layerwise"`` is what a handed ``projection`` means.)
         method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"`` or ``"no_params"``; see
             :class:`linformers.keras.Projection`.
-        projection: use this projection, which may serve other layers too, instead of making one; the four arguments before
+        start: ``"random"`` or ``"segments"``, how learned projections begin; see there. With little data segments learn
+            better.
+        projection: use this projection, which may serve other layers too, instead of making one; the five arguments before
             are then left out.
 
     Call arguments:
@@ -76,6 +77,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         (2, 700, 256)
     """
 
+    projection: Any  # a Projection, or None in the plain layer and before build
+    _attention_axes: Any
+
     def __init__(
         self,
         num_heads: int,
@@ -101,6 +105,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         max_length: int | None = None,
         sharing: str = "headwise",
         method: str = "learnable",
+        start: str = "random",
         projection: Projection | None = None,
         **kwargs: Any,
     ) -> None:
@@ -128,7 +133,12 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         for name, size in {"projection_dim": projection_dim, "max_length": max_length}.items():
             if size is not None and (not isinstance(size, int) or size < 1):
                 raise ValueError(f"{name} must be None or a whole number of at least 1, got {size!r}")
-        one_of("sharing", sharing, SHARINGS), one_of("method", method, METHODS)
+        for name, choice, allowed in (
+            ("sharing", sharing, SHARINGS),
+            ("method", method, METHODS),
+            ("start", start, STARTS),
+        ):
+            one_of(name, choice, allowed)
         self._flash_argument = flash_attention
         self._handed = projection is not None
         if projection is not None:
@@ -140,7 +150,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             if projection.heads not in (1, num_heads):
                 raise ValueError(f"the projection has {projection.heads} heads; this layer has num_heads={num_heads}")
             projection_dim, max_length = projection.projection_dim, projection.max_length
-            sharing, method = projection.sharing, projection.method
+            sharing, method, start = projection.sharing, projection.method, projection.start
         elif projection_dim is not None and sharing == "layerwise":
             raise ValueError(
                 "sharing='layerwise' needs the projection that the layers share; make one with linformers.keras.Projection(..., "
@@ -151,7 +161,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 f"sliding_window={sliding_window} has no meaning with a projection: each of the {projection_dim} slots mixes all "
                 "positions; leave it out, or use projection_dim=None"
             )
-        self.projection_dim, self.max_length, self.sharing, self.method = projection_dim, max_length, sharing, method
+        self.projection_dim, self.max_length = projection_dim, max_length
+        self.sharing, self.method, self.start = sharing, method, start
         self.projection = projection
         self._axis = 1
 
@@ -180,6 +191,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 num_heads=self.num_heads,
                 sharing=self.sharing,
                 method=self.method,
+                start=self.start,
                 dtype=self.dtype_policy,
                 name="projection",
             )
@@ -187,8 +199,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     def _position_axis(self, *shapes: Shape) -> int:
         """The one axis to attend over."""
         rank = len(shapes[0])
-        axes = range(1, rank - 1) if self._attention_axes is None else self._attention_axes
-        axes = [axis if axis >= 0 else rank + axis for axis in axes]
+        given = range(1, rank - 1) if self._attention_axes is None else self._attention_axes
+        axes = [axis if axis >= 0 else rank + axis for axis in given]
         if len(axes) != 1 or not 0 < axes[0] < rank - 1:
             raise ValueError(
                 f"a projection shortens one axis; got attention_axes={self._attention_axes} for a query of shape "
@@ -230,7 +242,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 use_causal_mask=use_causal_mask,
             )
         key = value if key is None else key
-        if in_symbolic_scope():  # asked for shapes only, by some backends with made-up lengths where a model leaves them open
+        if (
+            in_symbolic_scope()
+        ):  # asked for shapes only, by some backends with made-up lengths where a model leaves them open
             shapes = self._output_shapes(query.shape, value.shape)
             outputs = tuple(ops.zeros(shape, dtype=self.compute_dtype) for shape in shapes)
             return outputs if return_attention_scores else outputs[0]
@@ -365,8 +379,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             # Keras makes one object of all that carry the same number in a file, so that what is shared stays so.
             shared = {"shared_object_id": id(self.projection)}
             return {**config, "projection": keras.saving.serialize_keras_object(self.projection) | shared}
-        own = {name: getattr(self, name) for name in ("projection_dim", "max_length", "sharing", "method")}
-        return {**config, **own}
+        names = ("projection_dim", "max_length", "sharing", "method", "start")
+        return {**config, **{name: getattr(self, name) for name in names}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> "LinearMultiHeadAttention":

@@ -34,6 +34,8 @@ class Linformer(keras.Model):
         full_attn: use full attention instead, to compare with.
         num_classes: classes.
         batch_size: not needed; accepted for old code.
+        start: ``"random"`` or ``"segments"``, how E and F begin. Segments learn from far fewer texts: random ones give each
+            text a fingerprint, which is quickly learnt by heart.
 
     Call arguments:
         inputs: token ids, ``(b, n)``.
@@ -49,6 +51,8 @@ class Linformer(keras.Model):
         (16, 3)
     """
 
+    built: bool
+
     def __init__(
         self,
         k: int,
@@ -62,6 +66,8 @@ class Linformer(keras.Model):
         full_attn: bool = False,
         num_classes: int = 3,
         batch_size: int | None = None,
+        *,
+        start: str = "random",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -86,7 +92,7 @@ class Linformer(keras.Model):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}")
         if d_model % n_heads:
             raise ValueError(f"d_model must be a multiple of n_heads, got d_model={d_model} and n_heads={n_heads}")
-        self._arguments = {**sizes, "dropout": dropout, "full_attn": full_attn}
+        self._arguments: dict[str, Any] = {**sizes, "dropout": dropout, "full_attn": full_attn, "start": start}
         self.max_len, self.num_classes = max_len, num_classes
         self.embedding = keras.layers.Embedding(vocab_size, d_model, dtype=self.dtype_policy, name="embedding")
         self.drop = keras.layers.Dropout(dropout, dtype=self.dtype_policy)
@@ -98,6 +104,7 @@ class Linformer(keras.Model):
                 None if full_attn else k,
                 max_len,
                 dropout,
+                start,
                 dtype=self.dtype_policy,
                 name=f"encoder_{i}",
             )
@@ -185,6 +192,7 @@ class EncoderLayer(keras.layers.Layer):
         k: int | None,
         max_len: int,
         dropout: float,
+        start: str,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -196,6 +204,7 @@ class EncoderLayer(keras.layers.Layer):
             dropout=dropout,
             projection_dim=k,
             max_length=None if k is None else max_len,
+            start=start,
             dtype=policy,
             name="attention",
         )

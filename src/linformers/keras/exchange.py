@@ -114,8 +114,8 @@ def to_torch(layer: LinearMultiHeadAttention) -> LinearMultiheadAttention:
     copy(made.out_proj.weight, read(layer.output_dense.kernel).reshape(d, d).T)
     if layer.use_bias:
         copy(made.out_proj.bias, read(layer.output_dense.bias))
-    if isinstance(made.projection, Dense | Convolution):
-        copy(projection_weight(made.projection), read(layer.projection.matrices))
+    if (weight := projection_weight(made.projection)) is not None:
+        copy(weight, read(layer.projection.matrices))
     return made
 
 
@@ -147,13 +147,16 @@ def projection_weight(projection: Projection) -> torch.Tensor | None:
 
 
 def write(variable: keras.Variable, tensor: torch.Tensor) -> None:
+    """Set a Keras variable to what ``tensor`` holds, in the variable's shape."""
     variable.assign(tensor.detach().cpu().double().numpy().reshape(variable.shape))
 
 
 def read(variable: keras.Variable) -> np.ndarray:
+    """What a Keras variable holds."""
     return np.asarray(ops.convert_to_numpy(ops.cast(variable, "float32")))
 
 
 def copy(tensor: torch.Tensor, array: np.ndarray) -> None:
+    """Set ``tensor`` to what ``array`` holds, in the tensor's shape."""
     with torch.no_grad():
         tensor.copy_(torch.from_numpy(array).reshape(tensor.shape))

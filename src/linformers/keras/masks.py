@@ -10,7 +10,7 @@ from keras import ops
 from linformers.keras.projections import Tensor
 
 
-def check_attention_mask(mask: Tensor | None, length: int | None, slots: int) -> None:
+def check_attention_mask(mask: Tensor | None, length: int | None, slots: int | None) -> None:
     """Refuse a mask that is not the same for every query and head: a slot mixes all positions.
 
     Args:

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from linformers.projections import KEY, METHODS, SHARINGS, VALUE, one_of
+from linformers.projections import KEY, METHODS, SHARINGS, STARTS, VALUE, one_of, segment_means
 
 __all__ = ["KEY", "VALUE", "Projection", "Slots", "Tensor", "blank"]
 
@@ -47,6 +47,8 @@ class Projection(keras.layers.Layer):
             matrix; ``"layerwise"``, the same, for a projection that is handed to several layers.
         method: ``"learnable"``; ``"convolution"``, a kernel as wide as a segment; ``"mean"`` and ``"max"`` of each segment;
             ``"no_params"``, random and not trained.
+        start: ``"random"``, N(0, 1 / max_length), with which compressed keys keep the scale of the keys at full length; or
+            ``"segments"``, each slot averages its own segment, plus a little noise.
 
     Example:
         >>> shared = Projection(max_length=512, projection_dim=64, sharing="layerwise")
@@ -62,6 +64,7 @@ class Projection(keras.layers.Layer):
         num_heads: int = 1,
         sharing: str = "headwise",
         method: str = "learnable",
+        start: str = "random",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -70,6 +73,7 @@ class Projection(keras.layers.Layer):
                 raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         self.max_length, self.projection_dim, self.num_heads = max_length, projection_dim, num_heads
         self.sharing, self.method = one_of("sharing", sharing, SHARINGS), one_of("method", method, METHODS)
+        self.start = one_of("start", start, STARTS)
         if projection_dim > max_length:
             warnings.warn(
                 f"projection_dim = {projection_dim} slots for at most {max_length} positions: more slots than positions cost "
@@ -81,11 +85,11 @@ class Projection(keras.layers.Layer):
         self.heads = num_heads if sharing == "none" and not pooling else 1
         match method:
             case "learnable" | "no_params":
+                means = segment_means(max_length, projection_dim).numpy()
                 self.matrices = self.add_weight(
                     name="matrices",
                     shape=(self.parts, self.heads, max_length, projection_dim),
-                    # Compressed keys keep the scale of the keys at full length.
-                    initializer=keras.initializers.RandomNormal(stddev=max_length**-0.5),
+                    initializer=Start(max_length**-0.5) if start == "random" else Start(0.1 * means.std(), means),
                     trainable=method == "learnable",
                 )
             case "convolution":
@@ -93,7 +97,7 @@ class Projection(keras.layers.Layer):
                 self.matrices = self.add_weight(
                     name="kernels",
                     shape=(self.parts, self.heads, width),
-                    initializer=keras.initializers.RandomNormal(stddev=width**-0.5),
+                    initializer=Start(width**-0.5) if start == "random" else Start(0.1 / width, 1 / width),
                 )
             case _:
                 self.matrices = None
@@ -210,8 +214,19 @@ class Projection(keras.layers.Layer):
         return ops.any(real, axis=-1)
 
     def get_config(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("max_length", "projection_dim", "num_heads", "sharing", "method")}
-        return {**super().get_config(), **own}
+        names = ("max_length", "projection_dim", "num_heads", "sharing", "method", "start")
+        return {**super().get_config(), **{name: getattr(self, name) for name in names}}
+
+
+class Start(keras.initializers.Initializer):
+    """Normal numbers around ``means``, which may be a number or an array that fits the last axes."""
+
+    def __init__(self, spread: float, means: float | np.ndarray = 0.0) -> None:
+        self.noise, self.means = keras.initializers.RandomNormal(stddev=float(spread)), means
+
+    def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
+        noise = self.noise(shape, dtype=dtype)
+        return noise + ops.cast(self.means, noise.dtype)
 
 
 def blank(x: Tensor, keep: Tensor | None) -> Tensor:
