@@ -296,7 +296,7 @@ def test_resample_finds_every_projection_of_a_model():
         resample(nn.Linear(2, 3), k=5)
     projection = make_projection(13, 7)
     lent = LinearMultiheadAttention(E, 2, projection=projection)
-    with pytest.raises(ValueError, match="LinearMultiheadAttention owns no projection"):
+    with pytest.raises(ValueError, match="this layer was handed its projection; resample the module that owns it"):
         resample(lent, k=5)
     resample(projection, k=5)
     assert lent.proj_k == 5

@@ -3,7 +3,8 @@
 from linformers.attention import LinearMultiheadAttention
 from linformers.convert import from_lucidrains, from_tatp22
 from linformers.models import LinformerClassifier, LinformerLM
-from linformers.projections import Projection, make_projection, resample
+from linformers.projections import Projection, make_projection
+from linformers.resample import resample
 from linformers.seq2seq import LinformerEncDec
 from linformers.stack import Linformer
 from linformers.visualize import Visualizer

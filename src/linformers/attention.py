@@ -167,6 +167,18 @@ class LinearMultiheadAttention(nn.Module):
         if "projection" in self._modules:
             self.projection.reset_parameters()
 
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
+        """Change ``seq_len`` or ``proj_k`` in place; see :func:`linformers.resample`."""
+        if "projection" not in self._modules:
+            raise ValueError("this layer was handed its projection; resample the module that owns it")
+        if not self.causal:
+            self.projection.resample_(max_len, k, noise)
+            return
+        length, block = max_len or self.seq_len, self.projection.max_len
+        if k is not None:
+            self.projection.resample_(k=block_sizes(length, k, block)[1], noise=noise)
+        self._causal_len = length
+
     def _reset_own_parameters(self) -> None:
         for name in ("in_proj_weight", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
             if (weight := getattr(self, name)) is not None:

@@ -277,7 +277,13 @@ class LinformerLM(nn.Module):
         if self.return_emb:
             raise ValueError("a model with return_emb=True has no logits to generate from")
         self.body.check(prompt, mask)
-        length, room = prompt.shape[1] if mask is None else int(mask.sum(1).max()), self.body.input_size
+        real = torch.ones_like(prompt, dtype=torch.bool) if mask is None else mask
+        empty = (~real.any(1)).nonzero()
+        if len(empty):
+            raise ValueError(f"row {int(empty[0])} of the prompt has no real token; give each row at least one")
+        # From the first real token to the last, with any holes between them.
+        lengths = (prompt.shape[1] - real.flip(1).int().argmax(1) - real.int().argmax(1)).tolist()
+        length, room = max(lengths, default=1), self.body.input_size
         if length + count - 1 > room:  # the last token is given, but not read
             raise ValueError(
                 f"a prompt of {length} and {count} new tokens need more than the {room} positions this model was built for; "

@@ -100,7 +100,7 @@ class Projection(nn.Module, ABC):
         """Draw the start anew."""
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> "Projection":
-        """Change the maximum length or the number of slots in place; see :func:`resample`."""
+        """Change the maximum length or the number of slots in place; see :func:`linformers.resample`."""
         for name, value in {"max_len": max_len, "k": k}.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
@@ -389,34 +389,6 @@ def slots_per_layer(dim_k: int | Sequence[int], depth: int, reduce_by_layer: int
     if len(dim_k) != depth:
         raise ValueError(f"dim_k lists {len(dim_k)} sizes for a depth of {depth}; give one for each layer")
     return list(dim_k)
-
-
-def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> nn.Module:
-    """Give the trained projections in ``module`` another maximum length or another number of slots, in place.
-
-    What it keeps:
-
-    - Another ``max_len`` stretches each column of E and F over the new length and keeps its sum, so that a sequence
-      stretched in the same way gives the same slots, as nearly as E is smooth. (A random E is not.)
-    - Another ``k`` takes the first columns, or repeats them in turn. At a multiple of the old k the outputs are exactly
-      the same but for ``noise``, which is there so that training can tell the copies apart.
-    - ``convolution`` stretches its kernel to the new segments; ``mean`` and ``max`` have nothing to stretch.
-
-    Args:
-        module: a projection, or anything that owns some: a layer or a whole model.
-        max_len: the new maximum length; None keeps it.
-        k: the new number of slots; None keeps it.
-        noise: its standard deviation, as a share of that of the matrix.
-
-    Raises:
-        ValueError: if there is no projection in ``module``.
-    """
-    found = [m for m in module.modules() if isinstance(m, Projection)]
-    if not found:
-        raise ValueError(f"{type(module).__name__} owns no projection; pass the module that owns it, or the projection")
-    for projection in found:
-        projection.resample_(max_len, k, noise)
-    return module
 
 
 def stretch(x: Tensor, size: int) -> Tensor:

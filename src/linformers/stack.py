@@ -303,24 +303,22 @@ class Linformer(nn.Module):
             ``(b, n, channels)``; with ``need_weights`` also a list with the weights of each layer, ``(b, h, n, k)``.
         """
         self._check(x, mask)
-        if memory is not None and self.context_size is None:
-            raise ValueError("this stack has no cross-attention to use a memory; build it with context_size")
+        if memory is not None:
+            if self.context_size is None:
+                raise ValueError("this stack has no cross-attention to use a memory; build it with context_size")
+            if memory[0].keys.shape[0] != x.shape[0]:
+                raise ValueError(f"got a batch of {x.shape[0]} with a memory of {memory[0].keys.shape[0]} rows")
         keep, undo = mask, None
         if mask is not None and self.causal:
             x, keep, undo = align_left(x, mask)
         x = blank(x, keep)
-        if keep is not None and self.causal and not torch.compiler.is_compiling():
-            if not has_holes(keep):
-                keep = None  # nothing real looks at what comes after it
-            elif state is not None:
-                raise ValueError(
-                    "a prompt with holes in its mask cannot be continued; pad it on the left or right only"
-                )
         if state is not None:
-            whole = torch.full((x.shape[0],), x.shape[1], device=x.device)
-            state.length = whole if mask is None else mask.sum(1)
+            last = torch.arange(1, x.shape[1] + 1, device=x.device).expand(x.shape[0], -1)
+            state.length = (last if keep is None else last.masked_fill(~keep, 0)).amax(1)
             for i, made in enumerate(memory or []):
                 state.layers[i].memory = made
+        if keep is not None and self.causal and not torch.compiler.is_compiling() and not has_holes(keep):
+            keep = None  # nothing real looks at what comes after it
         call = Call(
             keep=keep,
             projection=self.projection,
@@ -353,7 +351,10 @@ class Linformer(nn.Module):
                 )
             trace.hidden.append(x)
         if self.reversible:
-            tensors = [*self.layers.parameters(), *(t for m in memory for t in (m.keys, m.values))]
+            # What made the memory gets its gradients through the memory, from whoever called us.
+            made = ("cross.k_proj.", "cross.v_proj.", "cross.projection.")
+            tensors = [p for layer in self._each() for n, p in layer.named_parameters() if not n.startswith(made)]
+            tensors += [t for m in memory for t in (m.keys, m.values)]
             if self.projection is not None:
                 tensors += self.projection.parameters()
             pairs = zip(self._each(), branches, strict=True)
