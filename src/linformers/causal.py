@@ -111,7 +111,9 @@ class CausalState:
         slot_values: ``(b, g, k, d)``.
         exact_keys: ``(b, g, 2 c, d)``.
         exact_values: ``(b, g, 2 c, d)``.
-        length: ``(b,)``, how many tokens each row has seen.
+        slot_real: ``(b, k)``, False where a slot holds no real token.
+        exact_real: ``(b, 2 c)``, False where the token is not real: a hole in the prompt.
+        length: ``(b,)``, how many positions each row has seen.
     """
 
     projection: Projection
@@ -120,6 +122,8 @@ class CausalState:
     slot_values: Tensor
     exact_keys: Tensor
     exact_values: Tensor
+    slot_real: Tensor
+    exact_real: Tensor
     length: Tensor
 
     @classmethod
@@ -139,8 +143,9 @@ class CausalState:
         c, r = projection.max_len, projection.k if slots is None else slots
         sizes = (max(0, -(-max_len // c) - 2) * r, min(2 * c, max_len))
         slot, exact = (torch.zeros(batch, heads, size, head_dim, device=device, dtype=dtype) for size in sizes)
+        slot_real, exact_real = (torch.ones(batch, size, dtype=torch.bool, device=device) for size in sizes)
         length = torch.zeros(batch, dtype=torch.long, device=device)
-        return cls(projection, r, slot, slot.clone(), exact, exact.clone(), length)
+        return cls(projection, r, slot, slot.clone(), exact, exact.clone(), slot_real, exact_real, length)
 
     def step(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> Tensor:
         """Take one token a row and attend: ``(b, h, 1, d)`` to ``(b, h, 1, d)``.
@@ -169,6 +174,7 @@ class CausalState:
         rows = torch.arange(len(self.length), device=k.device)
         place = self.length % self.exact_keys.shape[2]
         new_k, new_v = k[:, :, 0].to(self.exact_keys.dtype), v[:, :, 0].to(self.exact_values.dtype)
+        self.exact_real[rows, place] = True if keep is None else keep | self.exact_real[rows, place]
         if keep is not None:
             new_k = torch.where(keep[:, None, None], new_k, self.exact_keys[rows, :, place])
             new_v = torch.where(keep[:, None, None], new_v, self.exact_values[rows, :, place])
@@ -184,14 +190,20 @@ class CausalState:
             torch.cat([self._slot_keep(), self._exact_keep()], 1),
         )
 
-    def prefill(self, k: Tensor, v: Tensor, length: Tensor) -> None:
-        """Take a whole prompt, ``(b, g, n, d)``, of which each row's first ``length`` tokens are real."""
+    def prefill(self, k: Tensor, v: Tensor, length: Tensor, keep: Tensor | None = None) -> None:
+        """Take a whole prompt, ``(b, g, n, d)``, that ends after ``length`` tokens; ``keep`` ``(b, n)`` if it has holes."""
         c, n = self.projection.max_len, k.shape[2]
         finished = max(0, -(-n // c) - 2) * c
         if finished and self.slots_per_block:
-            slot_k, slot_v, _ = compress_blocks(
-                k[:, :, :finished], v[:, :, :finished], self.projection, self.slots_per_block
+            slot_k, slot_v, real = compress_blocks(
+                k[:, :, :finished],
+                v[:, :, :finished],
+                self.projection,
+                self.slots_per_block,
+                None if keep is None else keep[:, :finished],
             )
+            if real is not None:
+                self.slot_real[:, : real.shape[1]] = real
             self.slot_keys[:, :, : slot_k.shape[2]] = slot_k
             self.slot_values[:, :, : slot_v.shape[2]] = slot_v
         self.length = length.clone()
@@ -199,10 +211,12 @@ class CausalState:
         index = source[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
         self.exact_keys = k.gather(2, index).to(self.exact_keys.dtype)
         self.exact_values = v.gather(2, index).to(self.exact_values.dtype)
+        if keep is not None:
+            self.exact_real = keep.gather(1, source)
 
     def reorder(self, index: Tensor) -> None:
         """Keep, repeat or drop rows: row i becomes what row ``index[i]`` was."""
-        for name in ("slot_keys", "slot_values", "exact_keys", "exact_values", "length"):
+        for name in ("slot_keys", "slot_values", "exact_keys", "exact_values", "slot_real", "exact_real", "length"):
             setattr(self, name, getattr(self, name).index_select(0, index))
 
     def _retire(self, keep: Tensor | None) -> None:
@@ -227,9 +241,11 @@ class CausalState:
         slot = (block * r)[:, None] + torch.arange(r, device=rows.device)  # (rows, r)
         old_k = self.exact_keys[rows[:, None], :, place].transpose(1, 2)  # (rows, g, c, d)
         old_v = self.exact_values[rows[:, None], :, place].transpose(1, 2)
-        new_k, new_v, _ = compress_blocks(old_k, old_v, self.projection, r)
+        real = self.exact_real[rows[:, None], place]  # (rows, c)
+        new_k, new_v, kept = compress_blocks(old_k, old_v, self.projection, r, None if real.all() else real)
         self.slot_keys[rows[:, None], :, slot] = new_k.transpose(1, 2)
         self.slot_values[rows[:, None], :, slot] = new_v.transpose(1, 2)
+        self.slot_real[rows[:, None], slot] = True if kept is None else kept
 
     def _position_of_place(self) -> Tensor:
         """The newest position written to each place of the exact keys, ``(b, 2 c)``; negative where there is none."""
@@ -239,9 +255,9 @@ class CausalState:
 
     def _exact_keep(self) -> Tensor:
         c, position = self.projection.max_len, self._position_of_place()
-        return (position >= 0) & (position // c >= (self.length[:, None] - 1) // c - 1)
+        return self.exact_real & (position >= 0) & (position // c >= (self.length[:, None] - 1) // c - 1)
 
     def _slot_keep(self) -> Tensor:
         slots = torch.arange(self.slot_keys.shape[2], device=self.length.device)
         c = self.projection.max_len
-        return slots // max(1, self.slots_per_block) < ((self.length - 1) // c - 1)[:, None]
+        return self.slot_real & (slots // max(1, self.slots_per_block) < ((self.length - 1) // c - 1)[:, None])

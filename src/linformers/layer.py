@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from linformers.causal import CausalState
-from linformers.functional import take
+from linformers.functional import blank, take
 from linformers.layers import Attention, FeedForward, LocalMixing, Memory, Rotate
 from linformers.projections import Projection
 
@@ -154,7 +154,7 @@ class Layer(nn.Module):
 
             def mix(x: Tensor) -> Tensor:
                 if length is not None:
-                    state.past = mixing.past(x, length)
+                    state.past = mixing.past(blank(x, call.keep), length)
                 return mixing(x, call.keep)
 
             found.append(("mixing", mix))

@@ -122,7 +122,7 @@ class Attention(nn.Module):
         if keep is not None:
             k, v = (blank(t, keep[:, None]) for t in (k, v))
         if state is not None and length is not None:
-            state.prefill(k, v, length)
+            state.prefill(k, v, length, keep)
         if self.kind == "full":
             return self._attend_full(q, k, v, keep, need_weights)
         return self._attend_blocks(q, k, v, keep, projection, need_weights)
