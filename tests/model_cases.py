@@ -129,6 +129,10 @@ def tokens(*shape: int, vocabulary: int = VOCABULARY) -> Tensor:
     return torch.randint(vocabulary, shape)
 
 
+def source_ids(*shape: int) -> Tensor:
+    return tokens(*shape, vocabulary=SOURCE_VOCABULARY)
+
+
 def inputs(*shape: int) -> Tensor:
     """``(b, n, channels)``, wanting a gradient."""
     return torch.randn(*shape, CHANNELS, dtype=torch.float64, requires_grad=True)

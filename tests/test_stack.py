@@ -309,11 +309,24 @@ def test_steps_past_the_end_are_an_error():
     assert stack.step(x[:, :1], state, nobody).shape == (2, 1, CHANNELS)
 
 
-def test_a_prompt_with_holes_cannot_be_continued():
-    stack = make_stack(CAUSAL["plain"])
-    mask = torch.tensor([[True, False, True, True]])
-    with pytest.raises(ValueError, match="hole"):
-        stack(inputs(1, 4), mask, state=stack.new_state(1))
+@pytest.mark.parametrize("options", **by_name(CAUSAL))
+def test_a_prompt_with_holes_is_continued_exactly(options):
+    stack, x, length = make_stack(options).eval(), inputs(3, N), 11
+    mask = torch.ones(3, N, dtype=torch.bool)
+    mask[0, 1] = mask[0, 5:8] = mask[1, 3:6] = mask[1, 8:] = mask[2, 9] = False  # one block and more, and a shorter row
+    state = stack.new_state(3)
+    with torch.no_grad():
+        stack(x[:, :length], mask[:, :length], state=state)
+        assert state.length.tolist() == [11, 8, 11]
+        seen = x.clone()
+        seen[1, 8 : N - 3] = x[1, 11:]  # the shorter row goes on where it ended
+        whole = mask.clone()
+        whole[1, 8 : N - 3] = True
+        expected = stack(seen, whole)
+        for t in range(length, N):
+            found = stack.step(x[:, t : t + 1], state)[:, 0]
+            for row, at in enumerate((t, t - 3, t)):
+                torch.testing.assert_close(found[row], expected[row, at], rtol=1e-10, atol=1e-10)
 
 
 def test_encoders_cannot_decode():

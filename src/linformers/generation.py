@@ -90,7 +90,7 @@ def check_options(max_new_tokens: int, options: Generation) -> None:
 def _tokens(start: Start, step: Step, count: int, options: Generation) -> Iterator[Tensor]:
     with torch.no_grad():
         logits, state = start()
-    eos, pad = options.get("eos_token"), options.get("pad_token")
+    eos, pad = special_tokens(options, logits.shape[-1])
     random = None if options.get("seed") is None else torch.Generator(logits.device).manual_seed(options["seed"] or 0)
     going = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
     for i in range(count):
@@ -103,6 +103,19 @@ def _tokens(start: Start, step: Step, count: int, options: Generation) -> Iterat
             return
         with torch.no_grad():
             logits = step(token, state, None if eos is None else going)
+
+
+def special_tokens(options: Generation, vocabulary: int) -> tuple[int | None, int | None]:
+    """The end token and the pad token.
+
+    Raises:
+        ValueError: if one is not in the vocabulary.
+    """
+    eos, pad = options.get("eos_token"), options.get("pad_token")
+    for name, token in (("eos_token", eos), ("pad_token", pad)):
+        if token is not None and not 0 <= token < vocabulary:
+            raise ValueError(f"{name} must be from 0 to {vocabulary - 1}, got {token}")
+    return eos, pad
 
 
 def choose(logits: Tensor, options: Generation, random: torch.Generator | None = None) -> Tensor:
@@ -124,10 +137,10 @@ def choose(logits: Tensor, options: Generation, random: torch.Generator | None =
 @torch.no_grad()
 def _beam_search(start: Start, step: Step, prompt: Tensor, count: int, options: Generation) -> Tensor:
     """Keep the ``num_beams`` likeliest continuations of each row, ended ones included, and return the best."""
-    beams, eos, penalty = options.get("num_beams", 1), options.get("eos_token"), options.get("length_penalty", 1.0)
-    pad = options.get("pad_token")
+    beams, penalty = options.get("num_beams", 1), options.get("length_penalty", 1.0)
     logits, state = start()
     b, v = logits.shape
+    eos, pad = special_tokens(options, v)
     device = logits.device
     first = torch.arange(b, device=device).repeat_interleave(beams)
     state.reorder(first)

@@ -1,0 +1,362 @@
+import itertools
+
+import pytest
+import torch
+from model_cases import CAUSAL_TEXT, VOCABULARY, N, by_name, make_causal_lm, make_lm, prepare, tokens
+
+from linformers import LinformerLM
+
+VARIANTS = {
+    "plain": {},
+    "mean": {"method": "mean"},
+    "rotary, no mixing": {"positions": "rotary", "dim_d": 6, "local_kernel": 0},
+    "full": {"attention": "full"},
+    "local": {"attention": "local", "block_size": 4},
+    "no attention": {"attention": "none"},
+    "tied": {"tie_weights": True, "emb_dim": 7},
+}
+
+
+def make_model(**options) -> LinformerLM:
+    return make_causal_lm(**options).eval()
+
+
+@torch.no_grad()
+def naive(model, prompt, count, choose=lambda logits: logits.argmax(-1)):
+    """The whole sequence again for each token."""
+    ids = prompt
+    for _ in range(count):
+        ids = torch.cat([ids, choose(model(ids)[:, -1])[:, None]], 1)
+    return ids
+
+
+def ragged(side):
+    """Prompts of different lengths, padded on one side, and the list of them without padding."""
+    rows = [tokens(length) for length in (7, 1, 4)]
+    prompt, mask = torch.zeros(3, 7, dtype=torch.long), torch.zeros(3, 7, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        start = 7 - len(row) if side == "left" else 0
+        prompt[i, start : start + len(row)] = row
+        mask[i, start : start + len(row)] = True
+    return prompt, mask, rows
+
+
+# Greedy
+
+
+@pytest.mark.parametrize("length", [1, 5, 6, 13])
+@pytest.mark.parametrize("options", **by_name(VARIANTS))
+def test_greedy_equals_the_naive_loop(options, length):
+    model, prompt = make_model(**options), tokens(2, length)
+    count = N - length
+    assert torch.equal(model.generate(prompt, count), naive(model, prompt, count))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("options", **by_name(VARIANTS))
+def test_ragged_prompts_equal_each_alone(options, side):
+    model = make_model(**options)
+    prompt, mask, rows = ragged(side)
+    found = model.generate(prompt, 13, mask=mask)
+    assert torch.equal(found[:, :7], prompt)
+    for i, row in enumerate(rows):
+        assert found[i, 7:].tolist() == naive(model, row[None], 13)[0, len(row) :].tolist()
+
+
+def test_the_last_token_needs_no_room():
+    """A model of n positions can read n tokens and then say one more."""
+    model, prompt = make_model(), tokens(1, 1)
+    found = model.generate(prompt, N)
+    assert found.shape == (1, N + 1)
+    assert torch.equal(found[:, :N], naive(model, prompt, N - 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_beams": 2}, {"temperature": 1.0, "seed": 3}], ids=str)
+def test_too_many_tokens_are_an_error_with_the_numbers(options):
+    model = make_model()
+    message = rf"prompt of 5 and {N - 3} new tokens .* {N} positions .* at most {N - 4}"
+    with pytest.raises(ValueError, match=message):
+        model.generate(tokens(1, 5), N - 3, **options)
+    with pytest.raises(ValueError, match=message):
+        model.generate(tokens(2, 7), N - 3, mask=torch.arange(7) < torch.tensor([[5], [2]]))
+    with pytest.raises(ValueError, match=message):
+        model.stream(tokens(1, 5), N - 3)
+
+
+def test_memory_of_the_state_is_constant_and_no_gradients_are_kept():
+    model = make_model()
+    model.generate(tokens(1, 3), 5)
+    assert all(p.grad is None for p in model.parameters())
+    assert not model.generate(tokens(1, 3), 5).requires_grad
+
+
+def test_a_prompt_with_holes_takes_the_room_it_spans():
+    model, prompt, mask = make_model(), tokens(1, 7), torch.tensor([[False, True, False, True, True, False, True]])
+    with pytest.raises(ValueError, match=rf"prompt of 6 and {N - 4} new tokens .* at most {N - 5}"):
+        model.generate(prompt, N - 4, mask=mask)
+    ids, real = prompt[:, 1:], mask[:, 1:]
+    with torch.no_grad():
+        for _ in range(N - 5):
+            ids = torch.cat([ids, model(ids, real)[:, -1:].argmax(-1)], 1)
+            real = torch.cat([real, torch.ones(1, 1, dtype=torch.bool)], 1)
+    assert torch.equal(model.generate(prompt, N - 5, mask=mask)[:, 1:], ids)
+
+
+# The end token
+
+
+@pytest.mark.parametrize("pad", [None, 0])
+def test_rows_end_with_the_end_token(pad):
+    model, prompt = make_model(), tokens(5, 3)
+    free = naive(model, prompt, 15)[:, 3:]
+    end = int(free[0, 4])
+    found = model.generate(prompt, 15, eos_token=end, pad_token=pad)[:, 3:]
+    filler = end if pad is None else pad
+    lengths = []
+    for row, expected in zip(found.tolist(), free.tolist(), strict=True):
+        length = expected.index(end) + 1 if end in expected else 15
+        lengths.append(length)
+        assert row[:length] == expected[: len(row)][:length]
+        assert set(row[length:]) <= {filler}
+    assert found.shape[1] == max(lengths)
+
+
+def test_generation_stops_when_all_rows_have_ended():
+    model, prompt = make_model(), tokens(1, 3)
+    free = naive(model, prompt, 15)[0, 3:].tolist()
+    end = free[0]
+    assert model.generate(prompt, 15, eos_token=end)[0, 3:].tolist() == [end]
+    assert len(list(model.stream(prompt, 15, eos_token=end))) == 1
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", ["eos_token", "pad_token"])
+@pytest.mark.parametrize("value", [-1, VOCABULARY])
+def test_special_tokens_must_be_in_the_vocabulary(name, value, beams):
+    options = {"eos_token": 3, name: value}
+    with pytest.raises(ValueError, match=rf"{name} must be from 0 to {VOCABULARY - 1}, got {value}"):
+        make_model().generate(tokens(1, 3), 5, num_beams=beams, **options)
+
+
+# Drawing
+
+
+def draw(model, prompt, count=1, rows=400, **options):
+    return model.generate(prompt.expand(rows, -1), count, seed=5, **options)[:, prompt.shape[1] :]
+
+
+def test_drawing_follows_the_probabilities():
+    model, prompt = make_model(), tokens(1, 5)
+    for temperature in (0.5, 1.0, 2.0):
+        with torch.no_grad():
+            expected = (model(prompt)[0, -1] / temperature).softmax(-1)
+        drawn = draw(model, prompt, rows=4000, temperature=temperature).flatten()
+        share = torch.bincount(drawn, minlength=VOCABULARY) / len(drawn)
+        assert (share - expected).abs().sum() < 0.1
+
+
+def test_top_k_draws_from_the_k_likeliest():
+    model, prompt = make_model(), tokens(1, 5)
+    with torch.no_grad():
+        order = model(prompt)[0, -1].argsort(descending=True).tolist()
+    for k in (1, 3, VOCABULARY, VOCABULARY + 4):
+        drawn = set(draw(model, prompt, rows=2000, temperature=3.0, top_k=k).flatten().tolist())
+        assert drawn == set(order[:k])
+
+
+def test_top_p_draws_from_the_fewest_tokens_with_that_mass():
+    model, prompt = make_model(), tokens(1, 5)
+    with torch.no_grad():
+        share, order = (model(prompt)[0, -1] / 2.0).softmax(-1).sort(descending=True)
+    for p in (1e-6, 0.3, 0.6, 1.0):
+        fewest = next((i + 1 for i in range(VOCABULARY) if share[: i + 1].sum() >= p), VOCABULARY)
+        drawn = set(draw(model, prompt, rows=4000, temperature=2.0, top_p=p).flatten().tolist())
+        assert drawn <= set(order[:fewest].tolist())
+        likely = {int(t) for s, t in zip(share[:fewest], order, strict=False) if s > 0.01}
+        assert likely <= drawn
+
+
+def test_top_p_counts_within_the_top_k():
+    model, prompt = make_model(), tokens(1, 5)
+    with torch.no_grad():
+        values, order = model(prompt)[0, -1].topk(4)
+    share = (values / 2.0).softmax(-1)
+    p = float(share[0] + share[1] / 2)  # reached by two of four, though by more of all
+    drawn = set(draw(model, prompt, rows=1000, temperature=2.0, top_k=4, top_p=p).flatten().tolist())
+    assert drawn == set(order[:2].tolist())
+
+
+def test_a_seed_makes_it_reproducible_and_leaves_the_global_state_alone():
+    model, prompt = make_model(), tokens(3, 5)
+    options = {"temperature": 1.0, "top_k": 9}
+    state = torch.get_rng_state()
+    first = model.generate(prompt, 12, seed=1, **options)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(model.generate(prompt, 12, seed=1, **options), first)
+    assert not torch.equal(model.generate(prompt, 12, seed=2, **options), first)
+    assert torch.equal(model.generate(prompt, 12, seed=0, **options), model.generate(prompt, 12, seed=0, **options))
+
+
+def test_equal_rows_are_drawn_apart():
+    model, prompt = make_model(), tokens(1, 5)
+    assert len(draw(model, prompt, count=5, rows=20, temperature=2.0).unique(dim=0)) > 1
+
+
+# Beams
+
+TINY = {"num_tokens": 3, "input_size": 21, "channels": 10} | CAUSAL_TEXT
+
+
+def make_tiny() -> LinformerLM:
+    return prepare(LinformerLM(**TINY)).eval()
+
+
+@torch.no_grad()
+def score(model, prompt, continuation):
+    """The log probability of a continuation."""
+    ids = torch.cat([prompt, torch.tensor([continuation])], 1)
+    logs = model(ids)[0].log_softmax(-1)
+    start = prompt.shape[1]
+    return float(sum(logs[start + i - 1, token] for i, token in enumerate(continuation)))
+
+
+def best_of_all(model, prompt, count, eos=None, penalty=1.0):
+    """Exhaustive search, with continuations cut behind their end token."""
+    found = {}
+    for continuation in itertools.product(range(3), repeat=count):
+        if eos in continuation:
+            continuation = continuation[: continuation.index(eos) + 1]
+        found[continuation] = score(model, prompt, continuation) / len(continuation) ** penalty
+    return max(found, key=found.get)
+
+
+@pytest.mark.parametrize("length", [1, 5, 9])
+def test_enough_beams_find_the_best_continuation(length):
+    model, prompt, count = make_tiny(), torch.randint(3, (2, length)), 3
+    found = model.generate(prompt, count, num_beams=3**count)
+    for row in range(2):
+        assert tuple(found[row, length:].tolist()) == best_of_all(model, prompt[row : row + 1], count)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("eos", [0, 1, 2])
+def test_enough_beams_find_the_best_ended_continuation(eos, penalty):
+    model, prompt, count = make_tiny(), torch.randint(3, (2, 5)), 3
+    found = model.generate(prompt, count, num_beams=3**count, eos_token=eos, length_penalty=penalty)
+    for row in range(2):
+        best = best_of_all(model, prompt[row : row + 1], count, eos, penalty)
+        assert found[row, 5:].tolist() == [*best, *[eos] * (found.shape[1] - 5 - len(best))]
+
+
+def test_one_beam_is_greedy_and_more_are_not_worse():
+    model, prompt = make_model(), tokens(3, 5)
+    greedy = model.generate(prompt, 11)
+    assert torch.equal(model.generate(prompt, 11, num_beams=1), greedy)
+    beams = model.generate(prompt, 11, num_beams=7)
+    better = 0
+    for row in range(3):
+        single, several = (score(model, prompt[row : row + 1], ids[row, 5:].tolist()) for ids in (greedy, beams))
+        better += several > single
+        assert several >= single - 1e-9
+    assert better
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_beams_of_ragged_prompts_equal_each_alone(side):
+    model = make_model()
+    prompt, mask, rows = ragged(side)
+    found = model.generate(prompt, 9, mask=mask, num_beams=4)
+    for i, row in enumerate(rows):
+        assert torch.equal(found[i, 7:], model.generate(row[None], 9, num_beams=4)[0, len(row) :])
+
+
+def test_an_ended_beam_is_filled_with_the_pad_token():
+    model, prompt = make_tiny(), torch.randint(3, (4, 5))
+    plain = model.generate(prompt, 6, num_beams=5, eos_token=1)
+    padded = model.generate(prompt, 6, num_beams=5, eos_token=1, pad_token=2)
+    for a, b in zip(plain[:, 5:].tolist(), padded[:, 5:].tolist(), strict=True):
+        end = a.index(1) + 1 if 1 in a else len(a)
+        assert a[:end] == b[:end]
+        assert set(b[end:]) <= {2}
+
+
+# Streaming
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 7}, {"eos_token": 3, "pad_token": 2}], ids=str)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_stream_yields_the_same_tokens(side, options):
+    model = make_model()
+    prompt, mask, _ = ragged(side)
+    stream = model.stream(prompt, 9, mask=mask, **options)
+    found = torch.stack(list(stream), 1)
+    assert torch.equal(found, model.generate(prompt, 9, mask=mask, **options)[:, 7:])
+
+
+def test_a_stream_computes_no_more_than_is_asked_for():
+    model, calls = make_model(), []
+    model.body.linformer.layers[0].ff.register_forward_hook(lambda *_: calls.append(1))
+    stream = model.stream(tokens(1, 5), 9)
+    assert not calls
+    for expected in (1, 2, 3):
+        assert next(stream).shape == (1,)
+        assert len(calls) == expected
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        ({"temperature": -1.0}, r"temperature must not be negative, got -1\.0"),
+        ({"temperature": 1.0, "top_k": 0}, "top_k must be at least 1, got 0"),
+        ({"temperature": 1.0, "top_p": 0.0}, r"top_p must be above 0 and at most 1, got 0\.0"),
+        ({"temperature": 1.0, "top_p": 1.5}, r"top_p must be above 0 and at most 1, got 1\.5"),
+        ({"top_k": 3}, "top_k and top_p are for drawing; give a temperature"),
+        ({"top_p": 0.5}, "top_k and top_p are for drawing; give a temperature"),
+        ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
+        ({"num_beams": 2, "temperature": 1.0}, r"num_beams=2 does not go with drawing \(temperature=1\.0\)"),
+        ({"tempreature": 1.0}, r"unknown options \['tempreature'\]"),
+    ],
+    ids=str,
+)
+def test_options_without_a_meaning_are_errors(options, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make_model().generate(tokens(1, 3), **({"max_new_tokens": 2} | options))
+
+
+def test_beams_cannot_be_streamed():
+    with pytest.raises(ValueError, match="num_beams=2 cannot be streamed"):
+        make_model().stream(tokens(1, 3), 2, num_beams=2)
+
+
+def test_only_causal_models_with_logits_generate():
+    with pytest.raises(ValueError, match="causal=True"):
+        make_lm().generate(tokens(1, 3), 2)
+    with pytest.raises(ValueError, match="return_emb=True"):
+        make_causal_lm(return_emb=True).generate(tokens(1, 3), 2)
+
+
+def test_bad_prompts_are_errors():
+    model = make_model()
+    with pytest.raises(ValueError, match=f"from 0 to {VOCABULARY - 1}"):
+        model.generate(torch.tensor([[VOCABULARY]]), 2)
+    with pytest.raises(ValueError, match="integers"):
+        model.generate(torch.zeros(1, 3), 2)
+    with pytest.raises(ValueError, match="no real token"):
+        model.generate(tokens(1, 0), 2)
+    with pytest.raises(ValueError, match=r"row 1 .* no real token"):
+        model.generate(tokens(2, 3), 2, mask=torch.tensor([[True] * 3, [False] * 3]))
+    with pytest.raises(ValueError, match=r"mask must be .* \(1, 3\), got \(1, 4\)"):
+        model.generate(tokens(1, 3), 2, mask=torch.ones(1, 4, dtype=torch.bool))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_an_empty_batch_generates_nothing(beams, masked):
+    mask = torch.ones(0, 3, dtype=torch.bool) if masked else None
+    found = make_model().generate(tokens(0, 3), 2, mask=mask, num_beams=beams)
+    assert found.shape[0] == 0
+    assert found.shape[1] <= 5
