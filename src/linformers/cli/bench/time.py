@@ -1,17 +1,14 @@
-"""``linformers bench``: times and memory."""
+"""``linformers bench time``: the prediction-time experiment."""
 
 from typing import Annotated, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
-
-app = App(name="bench", help="Measure time and memory.")
 
 Size = Annotated[int, Parameter(negative="")]
 
 
-@app.command
 def time(
     *,
     sequence_length: Size = 2000,

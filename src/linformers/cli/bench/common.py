@@ -1,0 +1,61 @@
+"""What the benchmark commands share: their options, the progress bar, and where results go."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """Options of every benchmark.
+
+    Parameters
+    ----------
+    rounds
+        How often each contender takes its turn; the fastest counts.
+    threads
+        Threads of torch.
+    out
+        Folder for the result (JSON) and the plot; nothing is written without it.
+    quick
+        Small sizes and few rounds: ends within a minute.
+    """
+
+    rounds: Annotated[int | None, Parameter(negative="")] = None
+    threads: Annotated[int, Parameter(negative="")] = 2
+    out: Path | None = None
+    quick: Annotated[bool, Parameter(negative="")] = False
+
+    def given(self, **options: Any) -> dict[str, Any]:
+        """The options that were given, for the settings of an experiment."""
+        return {key: value for key, value in {**options, "rounds": self.rounds}.items() if value is not None}
+
+
+def measure(
+    run: Callable[..., dict[str, Any]],
+    settings: Any,
+    steps: int,
+    common: Common,
+    tables: Callable[[dict[str, Any]], list[Table]],
+    x: str = "n",
+) -> None:
+    """Run an experiment under a progress bar, print its tables, and write what it found."""
+    from linformers.experiments import report
+
+    console = Console()
+    with report.progress(steps) as (say, advance):
+        result = run(settings, say, lambda _: advance())
+    report.show_machine(result, console)
+    for table in tables(result):
+        console.print(table)
+    if common.out is not None:
+        path = common.out / f"{result['benchmark']}.json"
+        report.save(result, path)
+        report.plot(path, path.with_suffix(".png"), x)
+        console.print(f"wrote {path} and {path.with_suffix('.png')}", highlight=False)

@@ -1,0 +1,51 @@
+"""``linformers bench decode``: the time of a token at different positions."""
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from linformers.cli.bench.common import Common, measure
+
+
+def decode(
+    *,
+    positions: Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")] = None,
+    channels: int | None = None,
+    depth: int | None = None,
+    k: int | None = None,
+    common: Common | None = None,
+) -> None:
+    """Measure the time per token of a causal LinformerLM at several positions of the text.
+
+    Example: linformers bench decode --positions 1000 30000
+
+    Parameters
+    ----------
+    positions
+        Tokens that were read before.
+    channels
+        Channels of the model.
+    depth
+        Layers.
+    k
+        Slots.
+    """
+    from linformers.experiments import decode as experiment
+
+    common = common or Common()
+    given = common.given(threads=common.threads, positions=positions, channels=channels, depth=depth, k=k)
+    quick: dict[str, Any] = {"positions": (1000, 8000), "channels": 128, "depth": 2, "tokens": 16, "rounds": 3}
+    settings = experiment.Settings(**(quick | given if common.quick else given))
+    steps = len(settings.positions) * (settings.rounds + 2)
+    measure(experiment.run, settings, steps, common, tables, x="position")
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The time of a token, and its ratio to that at the first position."""
+    from linformers.experiments.report import seconds
+
+    table = Table("position", "time per token", "ratio to the first", title="decoding")
+    for cell in result["cells"]:
+        table.add_row(f"{cell['position']:,}", seconds(cell["seconds"]), f"{cell['ratio']:.2f}")
+    return [table]

@@ -1,0 +1,49 @@
+"""``linformers bench peers``: one attention layer against those of other packages."""
+
+from typing import Any
+
+from rich.table import Table
+
+from linformers.cli.bench.common import Common, measure
+
+
+def peers(*, memory: bool = True, longest_full: int | None = None, common: Common | None = None) -> None:
+    """Compare one attention layer (512 channels, 8 heads, kv sharing) with those of other packages.
+
+    Times are relative to this project's: 2.0 is twice as long. Packages that are not installed are named.
+
+    Example: linformers bench peers --quick
+
+    Parameters
+    ----------
+    memory
+        Measure the peak memory too, in a process for each.
+    longest_full
+        The longest input that full attention gets; its time grows with the square.
+    """
+    from linformers.experiments import peers as experiment
+
+    common = common or Common()
+    quick: dict[str, Any] = {"sizes": ((512, 128), (2048, 256)), "rounds": 3, "budget": 4.0, "memory": False}
+    given = common.given(threads=common.threads, memory=memory, longest_full=longest_full)
+    settings = experiment.Settings(**(given | quick if common.quick else given))
+    measure(experiment.run, settings, 2 * len(settings.sizes), common, tables)
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """Time, and memory if it was measured."""
+    from linformers.experiments.report import megabytes, pivot, seconds
+
+    def show(cell: dict[str, Any]) -> str:
+        if "share_of_sgemm" in cell:
+            return f"{seconds(cell['seconds'])}, {cell['share_of_sgemm']:.2f} of sgemm"
+        return f"{cell['ratio']:.2f}"
+
+    rows = ("n", "k", "pass")
+    title = "time relative to linformers"
+    if result["missing"]:
+        title += f" (not installed: {', '.join(result['missing'])})"
+    found = [pivot(result["cells"], rows, "contender", show, title)]
+    if "peak" in result["cells"][0]:
+        found.append(pivot(result["cells"], rows, "contender", lambda cell: megabytes(cell["peak"]), "peak memory"))
+    return found

@@ -1,0 +1,212 @@
+"""How this project measures: contenders interleaved in one process, the minimum over rounds, peak memory in a process each.
+
+A benchmark is a list of cells (for example one n and one k). The contenders of a cell take turns, so that a machine that slows down
+slows all of them; the machine's own matrix product takes its turn with them, so that a time can be read as a share of it.
+"""
+
+import gc
+import multiprocessing
+import os
+import platform
+import resource
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+Step = Callable[[], object]
+Report = Callable[[str], None]
+
+# A contender whose first run takes longer than this is not run again: no warm-up changes such a time.
+SLOW = 10.0
+SGEMM_SIZE = 1024
+
+
+class Timing(NamedTuple):
+    """The fastest of ``rounds`` runs."""
+
+    seconds: float
+    rounds: int
+
+
+@contextmanager
+def pinned(threads: int) -> Iterator[None]:
+    """Run with this many threads of torch, and put the old number back."""
+    if threads < 1:
+        raise ValueError(f"threads must be at least 1, got {threads}")
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def interleave(
+    steps: Mapping[str, Step], rounds: int, *, budget: float = 60.0, report: Report | None = None
+) -> dict[str, Timing]:
+    """Time ``steps`` in turns, after one warm-up each.
+
+    Args:
+        steps: what to run, by name.
+        rounds: how often each takes its turn.
+        budget: seconds after which no further round begins; one is always run.
+        report: told the name of what runs.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    began, best = time.perf_counter(), dict[str, Timing]()
+    for name, step in steps.items():
+        seconds = _timed(name, step, report)
+        if seconds > SLOW:
+            best[name] = Timing(seconds, 1)
+    again = [name for name in steps if name not in best]
+    for done in range(rounds):
+        if done and time.perf_counter() - began > budget:
+            break
+        for name in again:
+            seconds = _timed(name, steps[name], report)
+            best[name] = Timing(min(seconds, best[name].seconds if name in best else seconds), done + 1)
+    return {name: best[name] for name in steps}
+
+
+def _timed(name: str, step: Step, report: Report | None) -> float:
+    if report is not None:
+        report(name)
+    gc.collect()
+    began = time.perf_counter()
+    step()
+    return time.perf_counter() - began
+
+
+def measure_cell(
+    steps: Mapping[str, Step], rounds: int, *, budget: float = 60.0, report: Report | None = None, **facts: Any
+) -> list[dict[str, Any]]:
+    """Time the contenders of one cell, and the machine's own matrix product with them.
+
+    Returns:
+        A dictionary for each contender: ``facts``, its name, the seconds, the rounds, and the rate of the matrix product.
+    """
+    timings = interleave({"sgemm": sgemm_step(), **steps}, rounds, budget=budget, report=report)
+    rate = sgemm_rate(timings.pop("sgemm").seconds)
+    return [
+        {**facts, "contender": name, "seconds": timing.seconds, "rounds": timing.rounds, "sgemm": rate}
+        for name, timing in timings.items()
+    ]
+
+
+def sgemm_step(size: int = SGEMM_SIZE) -> Step:
+    """One product of square float32 matrices: what this machine can do at its best."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    out = torch.empty(size, size)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def sgemm_rate(seconds: float, size: int = SGEMM_SIZE) -> float:
+    """Floating-point operations a second, from the time of :func:`sgemm_step`."""
+    return 2 * size**3 / seconds
+
+
+def peak_memory(build: Callable[..., Step], threads: int, **options: Any) -> int:
+    """Bytes that one run needs beyond what stood before it, from a process of its own.
+
+    It is the growth of the resident set, not the sum of the tensors that torch reports: on the CPU the fused kernels and the matrix
+    library have buffers of their own, which count, and which no tracker of tensors sees. The input and the parameters stand before
+    the run and do not count; outputs, gradients and everything between do.
+
+    Args:
+        build: a function of a module, so that the other process finds it; makes the step from ``options``.
+    """
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(_grown, build, threads, options).result()
+
+
+def _grown(build: Callable[..., Step], threads: int, options: dict[str, Any]) -> int:
+    torch.set_num_threads(threads)
+    step = build(**options)
+    sgemm_step(64)()  # the buffers that the matrix library makes once are not the contender's
+    gc.collect()
+    status, refs = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not refs.exists():  # not Linux: the high-water mark cannot be set back, and what came before may hide some of it
+        unit = 1 if sys.platform == "darwin" else 1024
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        step()
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
+
+    def kilobytes(field: str) -> int:
+        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field))
+
+    refs.write_text("5")  # sets the high-water mark back to what is resident now
+    resident = kilobytes("VmRSS")
+    step()
+    return (kilobytes("VmHWM") - resident) * 1024
+
+
+def forward_step(run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Step:
+    """A pass without gradients."""
+
+    def step() -> torch.Tensor:
+        with torch.no_grad():
+            return run(*inputs)
+
+    return step
+
+
+def training_step(run: Callable[..., torch.Tensor], parameters: Sequence[torch.Tensor], *inputs: torch.Tensor) -> Step:
+    """A pass and its gradients, for the parameters and for the inputs, as in the middle of a model."""
+    leaves = [*parameters, *(x for x in inputs if x.is_floating_point())]
+    for x in leaves:
+        x.requires_grad_()
+    gradient: list[torch.Tensor] = []
+
+    def step() -> None:
+        for x in leaves:
+            x.grad = None
+        y = run(*inputs)
+        if not gradient:
+            gradient.append(torch.randn_like(y))
+        y.backward(gradient[0])
+
+    return step
+
+
+def describe(name: str, settings: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
+    """What a result says about itself: command, date, machine, versions and settings; the measured ``cells`` are still missing."""
+    versions = {"python": platform.python_version()}
+    for package in ("linformers", "torch", *packages):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    command = " ".join(["linformers", *map(shlex.quote, sys.argv[1:])])
+    return {
+        "benchmark": name,
+        "command": command if Path(sys.argv[0]).name.startswith("linformers") else f"linformers bench {name}",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": {
+            "cpu": cpu_model(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+            "system": platform.platform(),
+        },
+        "versions": versions,
+        "settings": dict(settings),
+        "cells": [],
+    }
+
+
+def cpu_model() -> str:
+    """The name of the processor."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

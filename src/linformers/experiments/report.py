@@ -1,0 +1,96 @@
+"""What becomes of measurements: a JSON file, a table in the terminal, and a plot drawn from the JSON.
+
+A result has ``cells``: flat dictionaries, one for each contender at each size. ``seconds`` is the time, ``peak`` the memory in bytes.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+Cell = dict[str, Any]
+
+
+@contextmanager
+def progress(cells: int, console: Console | None = None) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
+    """A progress bar over ``cells``: a function that says what runs now, and one that says that a cell is done."""
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console or Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=cells)
+        yield lambda text: bar.update(task, description=text), lambda: bar.advance(task)
+
+
+def save(result: dict[str, Any], path: Path) -> None:
+    """Write a result as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def pivot(
+    cells: Sequence[Cell], rows: Sequence[str], column: str, show: Callable[[Cell], str], title: str = ""
+) -> Table:
+    """A table with a line for each combination of ``rows`` and a column for each value of ``column``."""
+    table = Table(*rows, title=title or None)
+    columns = list(dict.fromkeys(cell[column] for cell in cells))
+    for name in columns:
+        table.add_column(str(name), justify="right")
+    lines: dict[tuple[Any, ...], dict[Any, str]] = {}
+    for cell in cells:
+        lines.setdefault(tuple(cell[row] for row in rows), {})[cell[column]] = show(cell)
+    for line, found in lines.items():
+        table.add_row(*map(str, line), *(found.get(name, "") for name in columns))
+    return table
+
+
+def seconds(value: float) -> str:
+    """A time in the unit that suits it."""
+    return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def megabytes(value: float) -> str:
+    """An amount of memory."""
+    return f"{value / 2**20:,.0f} MB"
+
+
+def show_machine(result: dict[str, Any], console: Console) -> None:
+    """Say on what a result was measured."""
+    machine, versions = result["machine"], result["versions"]
+    console.print(
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; "
+        + ", ".join(f"{name} {version}" for name, version in versions.items()),
+        highlight=False,
+    )
+
+
+def plot(source: Path, target: Path, x: str = "n", panel: str = "pass", y: str = "seconds") -> None:
+    """Draw a result from its JSON: a line for each contender, a panel for each kind of pass, both axes logarithmic."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    result = json.loads(source.read_text())
+    cells = [cell for cell in result["cells"] if cell.get(y) is not None]
+    panels = list(dict.fromkeys(cell[panel] for cell in cells))
+    figure, axes = pyplot.subplots(1, max(1, len(panels)), figsize=(6 * max(1, len(panels)), 4.5), squeeze=False)
+    for axis, name in zip(axes[0], panels, strict=False):
+        lines: dict[str, list[tuple[float, float]]] = {}
+        for cell in cells:
+            if cell[panel] == name:
+                label = cell["contender"] + (f", k={cell['k']}" if cell.get("label_k") else "")
+                lines.setdefault(label, []).append((cell[x], cell[y]))
+        for label, points in lines.items():
+            points.sort()
+            axis.plot(*zip(*points, strict=True), marker="o", label=label)
+        axis.set(xscale="log", yscale="log", xlabel=x, ylabel=y, title=str(name))
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="small")
+    figure.suptitle(f"{result['benchmark']}: {result['machine']['cpu']}, {result['date'][:10]}", fontsize="medium")
+    figure.tight_layout()
+    figure.savefig(target, dpi=120)
+    pyplot.close(figure)
