@@ -154,12 +154,12 @@ class CausalState:
             keep: ``(b,)``, False for rows that pause: their state does not change, and their output means nothing.
         """
         self._take(k, v, keep)
-        return attend(q, *self._seen())
+        return attend(q, *self.seen())
 
     def step_with_weights(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """:meth:`step`, also with the weights: of the slots, then of the previous block and the own one, ``(b, h, 1, k + 2 c)``."""
         self._take(k, v, keep)
-        out, weights = attend_with_weights(q, *self._seen())
+        out, weights = attend_with_weights(q, *self.seen())
         c, slots = self.projection.max_len, self.slot_keys.shape[2]
         last = self.length[:, None] - 1
         position = (last // c - 1) * c + torch.arange(2 * c, device=q.device)  # (b, 2 c)
@@ -182,8 +182,8 @@ class CausalState:
         self.exact_values[rows, :, place] = new_v
         self.length = self.length + (1 if keep is None else keep.long())
 
-    def _seen(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All keys and values, and which of them the last token sees."""
+    def seen(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All keys and values, ``(b, g, k + 2 c, d)``, and which of them the last token sees, ``(b, k + 2 c)``."""
         return (
             torch.cat([self.slot_keys, self.exact_keys], 2),
             torch.cat([self.slot_values, self.exact_values], 2),

@@ -55,6 +55,8 @@ def insert_slots(weights: Tensor, used: int, k: int) -> Tensor:
 
     Slots that belong to positions past the end of the input were not even computed; their weight is zero.
     """
+    if used == k:
+        return weights
     gap = weights.new_zeros(*weights.shape[:-1], k - used)
     return torch.cat([weights[..., :used], gap, weights[..., used:]], -1)
 

@@ -9,7 +9,33 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from linformers.layer import DecodingState
+from linformers.functional import blank
+from linformers.layer import DecodingState, LayerState
+
+
+class LinformerCacheLayer:
+    """What one layer remembers, for those who look into a cache as they would into any other."""
+
+    is_compileable = is_sliding = False
+
+    def __init__(self, state: LayerState) -> None:
+        self.state = state
+
+    @property
+    def keys(self) -> Tensor | None:
+        """Those that the next token may see, slots and exact ones, ``(b, g, k + 2 c, d)``; zero where there is none."""
+        return self._seen(0)
+
+    @property
+    def values(self) -> Tensor | None:
+        """The same for the values."""
+        return self._seen(1)
+
+    def _seen(self, part: int) -> Tensor | None:
+        if self.state.attention is None:
+            return None
+        *found, keep = self.state.attention.seen()
+        return blank(found[part], keep[:, None])
 
 
 class LinformerCache(Cache):
@@ -21,7 +47,12 @@ class LinformerCache(Cache):
 
     def __init__(self, state: DecodingState | None = None) -> None:
         super().__init__(layers=[])
+        self.start(state)
+
+    def start(self, state: DecodingState | None) -> None:
+        """Remember this from now on."""
         self.state = state
+        self.layers: list[Any] = [] if state is None else [LinformerCacheLayer(layer) for layer in state.layers]
         self.positions = 0  # those of the batch, padding included: what transformers means by a sequence length
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -59,7 +90,7 @@ class LinformerCache(Cache):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.state, self.positions = None, 0
+        self.start(None)
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Refuse: keys and values are written by the layers of a Linformer, not from outside."""
@@ -67,9 +98,6 @@ class LinformerCache(Cache):
 
     def __repr__(self) -> str:
         return f"LinformerCache(layers={len(self)}, positions={self.positions})"
-
-    def __len__(self) -> int:
-        return 0 if self.state is None else len(self.state.layers)
 
     @property
     def batch_size(self) -> int:

@@ -150,10 +150,6 @@ class LinformerConfig(PreTrainedConfig):
 
     def encoder_decoder(self) -> Self:
         """The same configuration, or a copy of it, with all that a sequence-to-sequence model needs."""
-        if self.is_decoder:
-            raise ValueError(
-                "this configuration has is_decoder=True; the encoder of a sequence-to-sequence model is not causal"
-            )
         if self.type_vocab_size:
             raise ValueError(
                 f"type_vocab_size={self.type_vocab_size} is not for sequence-to-sequence models; leave it 0"
@@ -166,7 +162,7 @@ class LinformerConfig(PreTrainedConfig):
     def encoder_side(self) -> Self:
         """The configuration of the encoder of a sequence-to-sequence model."""
         config = copy.deepcopy(self)
-        config.is_encoder_decoder = False
+        config.is_encoder_decoder = config.is_decoder = False
         config.tie_word_embeddings = False  # the whole model does that
         return config
 

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel, initialization
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
     BaseModelOutputWithPastAndCrossAttentions,
     CausalLMOutputWithPast,
@@ -19,15 +20,21 @@ from transformers.modeling_outputs import (
 from transformers.utils import logging
 from transformers.utils.generic import ModelOutput
 
+from linformers.functional import blank
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
-from linformers.layer import Trace
+from linformers.layer import Layer, Trace
+from linformers.layers import Attention
 from linformers.models import TokenStack
 from linformers.projections import Projection
 
 IGNORED = -100  # the label of positions that have none
 
 logger = logging.get_logger(__name__)
+
+
+class LinformerLayer(GradientCheckpointingLayer, Layer):
+    """A layer whose activations are computed again in the backward pass if transformers says so."""
 
 
 class LinformerPreTrainedModel(PreTrainedModel):
@@ -58,8 +65,21 @@ class LinformerPreTrainedModel(PreTrainedModel):
             pretrained_model_name_or_path, *model_args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
         )
         if pretrained_model_name_or_path is not None and not lenient:
-            check_loaded(str(pretrained_model_name_or_path), info)
+            check_loaded(str(pretrained_model_name_or_path), info, model)
         return (model, info) if wants_info else model
+
+    def gradient_checkpointing_enable(
+        self,
+        gradient_checkpointing_kwargs: dict[str, Any] | None = None,
+        every_n_layers: int = 1,
+        offload: bool = False,
+    ) -> None:
+        """Keep no activations inside the layers; the arguments are transformers'.
+
+        Never re-entrant: the memory that a decoder's layers look up is part of the graph, and would be lost.
+        """
+        kwargs = {**(gradient_checkpointing_kwargs or {}), "use_reentrant": False}
+        super().gradient_checkpointing_enable(kwargs, every_n_layers, offload)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -123,19 +143,22 @@ class LinformerModel(LinformerPreTrainedModel):
             dropout_ff=config.hidden_dropout_prob,
             context_size=context_size,
         )
+        for layer in self.body.linformer.layers:
+            layer.__class__ = LinformerLayer  # the same layer, with transformers' switch
         self.token_type_emb = (
             nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
         )
         self.post_init()
 
-    @property
-    def gradient_checkpointing(self) -> bool:
-        """Whether activations are computed again in the backward pass; transformers switches it."""
-        return self.body.linformer.checkpoint_level != "C0"
-
-    @gradient_checkpointing.setter
-    def gradient_checkpointing(self, value: bool) -> None:
-        self.body.linformer.checkpoint_level = "C1" if value else "C0"
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
+        """Change ``max_position_embeddings`` or ``proj_k`` in place; see :func:`linformers.resample`."""
+        self.body.resample_(max_len, k, noise)
+        self.config.max_position_embeddings = self.body.input_size
+        found = [part for part in self.body.linformer.layers.modules() if isinstance(part, Attention)]
+        if found and self.config.attention == "linformer":
+            slots = [attention.k for attention in found]
+            self.config.proj_k = slots if len(set(slots)) > 1 else slots[0]
+            self.config.block_size = found[0].block if self.config.is_decoder else self.config.block_size
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The embedding of the tokens."""
@@ -192,8 +215,12 @@ class LinformerModel(LinformerPreTrainedModel):
             if encoder_hidden_states is not None:
                 memory = stack.memory(encoder_hidden_states, as_keep(encoder_attention_mask))
             if cache is not None:
-                cache.state, cache.positions = stack.new_state(len(x), x), x.shape[1]
+                cache.start(stack.new_state(len(x), x))
+                cache.positions = x.shape[1]
             x = self.body.run(x, keep, memory=memory, state=None if cache is None else cache.state, trace=trace)
+            if self.config.is_decoder and keep is not None:
+                # What a causal stack makes of padding depends on who else is in the batch; nobody should see it.
+                x, trace.hidden = blank(x, keep), [blank(hidden, keep) for hidden in trace.hidden]
         weights, cross_weights = (
             tuple(w for w in found if w is not None) or None for found in (trace.weights, trace.cross_weights)
         )
@@ -211,7 +238,7 @@ class LinformerModel(LinformerPreTrainedModel):
     def _embed(self, ids: Tensor | None, types: Tensor | None, embedded: Tensor | None) -> Tensor:
         if ids is not None and embedded is None:
             self.body.check(ids, None)
-            x = self.body.token_emb(ids)
+            x = self.body.token_emb(ids.long())
         elif embedded is not None and ids is None:
             x = embedded
         else:
@@ -231,7 +258,7 @@ class LinformerModel(LinformerPreTrainedModel):
     def _cache(self, given: LinformerCache | None, use_cache: bool | None) -> LinformerCache | None:
         if given is not None and not isinstance(given, LinformerCache):
             raise TypeError(f"past_key_values must be a LinformerCache or None, got {type(given).__name__}")
-        if use_cache and self.training and self.gradient_checkpointing:
+        if use_cache and self.training and self.is_gradient_checkpointing:
             logger.warning_once("use_cache=True does not go with gradient checkpointing; no cache is returned.")
             return None
         if given is not None or not self.config.is_decoder:
@@ -418,7 +445,7 @@ def join(weights: tuple[Tensor | None, ...]) -> Tensor | None:
     return torch.cat([F.pad(w, (0, width - w.shape[-1])) for w in found], 2)
 
 
-def check_loaded(source: str, info: dict[str, Any]) -> None:
+def check_loaded(source: str, info: dict[str, Any], model: nn.Module) -> None:
     """Raise a RuntimeError if a checkpoint did not have the weights that the configuration asks for."""
     wrong = sorted(info["mismatched_keys"])
     if wrong:
@@ -429,11 +456,13 @@ def check_loaded(source: str, info: dict[str, Any]) -> None:
             + ". For another max_position_embeddings or proj_k load it as it was saved and use linformers.resample; for another "
             "vocab_size use resize_token_embeddings; for another number of labels pass ignore_mismatched_sizes=True"
         )
-    # A head may be new or left over, but half a stack would be trained or used without anyone noticing.
+    # A head may be new or left over, but half a stack would be trained or used without anyone noticing. (If the file has
+    # nothing at all of the model, transformers says so.)
     inner = re.compile(r"(^|\.)body\.")
+    inner_names = {name for name in model.state_dict() if inner.search(name)}
     for which, verb in (("missing_keys", "lacks"), ("unexpected_keys", "has, beyond what the configuration asks for,")):
         names = sorted(name for name in info[which] if inner.search(name))
-        if names:
+        if names and not (which == "missing_keys" and inner_names <= set(names)):
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise RuntimeError(
                 f"{source} {verb} {names[0]}{more}: it was saved with another configuration (sharing, method, number of layers "

@@ -47,6 +47,12 @@ class LinformerForSeq2SeqLM(LanguageModel, GenerationMixin):
         if self.config.tie_word_embeddings:
             self.decoder.set_input_embeddings(value)
 
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
+        """Refuse: see :func:`linformers.resample`."""
+        raise ValueError(
+            "a sequence-to-sequence model has a source and a target length, and resample knows one; build a new one"
+        )
+
     def forward(
         self,
         input_ids: Tensor | None = None,
