@@ -102,6 +102,15 @@ def test_a_prompt_with_holes_takes_the_room_it_spans():
     assert torch.equal(model.generate(prompt, N - 5, mask=mask)[:, 1:], ids)
 
 
+@pytest.mark.parametrize("beams", [1, 3])
+def test_low_precision_generates_across_blocks(beams):
+    prompt = tokens(2, 5)
+    model = make_model().float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.generate(prompt, 13, num_beams=beams).shape == (2, 18)
+    assert model.to(torch.bfloat16).generate(prompt, 13, num_beams=beams).shape == (2, 18)
+
+
 # The end token
 
 

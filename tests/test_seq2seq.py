@@ -238,6 +238,18 @@ def test_bad_input_is_an_error_of_its_own_side():
     assert model(source(0, 5), tokens(0, 4)).shape == (0, 4, VOCABULARY)
 
 
+# Law 6: exporting; compiling and saving are tested with the other models
+
+
+def test_exporting_with_dynamic_lengths_changes_nothing():
+    model = make_encdec(depth=1).eval()
+    s, blocks = torch.export.Dim("source", min=2, max=SOURCE), torch.export.Dim("blocks", min=2, max=TARGET // 3)
+    shapes = ({1: s}, {1: 3 * blocks})
+    program = torch.export.export(model, (source(2, 11), tokens(2, 9)), dynamic_shapes=shapes).module()
+    for given in ((source(2, 5), tokens(2, 6)), (source(2, SOURCE), tokens(2, TARGET))):
+        torch.testing.assert_close(program(*given), model(*given))
+
+
 # Generation
 
 

@@ -503,8 +503,9 @@ def test_exporting_with_a_dynamic_length_changes_nothing(options, masked):
         torch.testing.assert_close(found[mask], expected[mask])
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-@pytest.mark.parametrize("name", ["plain", "mean", "rotary", "full"])
+@pytest.mark.parametrize(
+    ("name", "masked"), [("plain", False), ("plain", True), ("mean", True), ("rotary", False), ("full", True)]
+)
 def test_exporting_a_causal_stack_with_lengths_of_whole_blocks(name, masked):
     model = make_stack(CAUSAL[name] | {"depth": 1, "local_kernel": 3}).eval()
     blocks = torch.export.Dim("blocks", min=2, max=N // C)
@@ -518,6 +519,18 @@ def test_exporting_a_causal_stack_with_lengths_of_whole_blocks(name, masked):
         more = (mask,) if masked else ()
         found, expected = program(x, *more), model(x, *more)
         torch.testing.assert_close(found[mask], expected[mask])
+
+
+@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+def test_exporting_a_window_with_lengths_of_whole_blocks(masked):
+    model = make_stack({"local_window": 3, "depth": 1, "norm": "pre"}).eval()
+    dynamic = {1: 3 * torch.export.Dim("blocks", min=2, max=7)}
+    arguments = (inputs(2, 12).detach(), holes(2, 12))[: 1 + masked]
+    program = torch.export.export(model, arguments, dynamic_shapes=(dynamic,) * len(arguments)).module()
+    for length in (6, 15, N):
+        x, mask = inputs(2, length).detach(), holes(2, length)
+        given = (x, mask)[: 1 + masked]
+        torch.testing.assert_close(program(*given)[mask], model(*given)[mask])
 
 
 # Law 9: the cost is linear
@@ -700,13 +713,15 @@ def test_options_agree_with_the_signature():
         ({"reversible": True, "norm": "pre", "ff_intermediate": 7}, ["reversible=True", "ff_intermediate=7"]),
         ({"reversible": True, "norm": "pre", "checkpoint_level": "C1"}, ["reversible=True", "checkpoint_level='C0'"]),
         ({"ff_intermediate": 7, "include_ff": False}, ["ff_intermediate=7", "include_ff=False"]),
+        ({"method": torch.eye(N), "parameter_sharing": "kv"}, ["method", "parameter_sharing='kv'"]),
+        ({"method": torch.eye(N), "context_size": 7}, ["method", "context_size=7"]),
         ({"dim_k": [3], "depth": 2}, ["dim_k lists 1 sizes", "depth of 2"]),
         ({"dim_k": [3, 2], "k_reduce_by_layer": 1}, ["dim_k", "[3, 2]", "k_reduce_by_layer is 1"]),
         ({"local_kernel": 4}, ["local_kernel must be odd", "4"]),
         ({"causal": True, "dim_k": 14, "block_size": 4}, ["block_size = 4", "14 * 4 / 21", "3 and 6"]),
         ({"causal": True, "dim_k": 22}, ["1 <= k <= 21", "k = 22"]),
     ],
-    ids=str,
+    ids=lambda value: " ".join(value),
 )
 def test_a_bad_combination_is_an_error_that_names_both_options(options, names):
     with pytest.raises(ValueError) as caught:
@@ -820,6 +835,14 @@ def test_a_matrix_of_ones_own():
     same.load_state_dict(state)
     x, mask = inputs(2, 17), holes(2, 17)
     torch.testing.assert_close(model(x, mask), same(x, mask))
+
+
+@pytest.mark.parametrize("shape", [(N - 1, 7), (N + 1, 7), (N, 5), (3, N, 7)], ids=str)
+def test_a_matrix_of_the_wrong_size_is_an_error(shape):
+    heads, rows, columns = (1, *shape)[-3:]
+    message = rf"{rows} positions to {columns} slots with {heads} heads, .* {N} positions to 7 slots with 1 or 2 heads"
+    with pytest.raises(ValueError, match=message):
+        make_stack({"method": torch.randn(shape)})
 
 
 def test_a_module_of_ones_own_in_a_causal_stack():

@@ -243,8 +243,8 @@ class CausalState:
         old_v = self.exact_values[rows[:, None], :, place].transpose(1, 2)
         real = self.exact_real[rows[:, None], place]  # (rows, c)
         new_k, new_v, kept = compress_blocks(old_k, old_v, self.projection, r, None if real.all() else real)
-        self.slot_keys[rows[:, None], :, slot] = new_k.transpose(1, 2)
-        self.slot_values[rows[:, None], :, slot] = new_v.transpose(1, 2)
+        self.slot_keys[rows[:, None], :, slot] = new_k.transpose(1, 2).to(self.slot_keys.dtype)  # autocast may differ
+        self.slot_values[rows[:, None], :, slot] = new_v.transpose(1, 2).to(self.slot_values.dtype)
         self.slot_real[rows[:, None], slot] = True if kept is None else kept
 
     def _position_of_place(self) -> Tensor:

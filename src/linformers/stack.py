@@ -212,6 +212,14 @@ class Linformer(nn.Module):
                 "reversible=True recomputes each branch already; use checkpoint_level='C0', or 'C2' for each head too",
             ),
             (
+                not isinstance(method, str) and parameter_sharing != "layerwise",
+                f"a method of your own is one for all layers, got parameter_sharing={parameter_sharing!r}; use 'layerwise'",
+            ),
+            (
+                not isinstance(method, str) and context_size,
+                f"a method of your own is for self-attention, got context_size={context_size}; use a named method",
+            ),
+            (
                 ff_intermediate is not None and not include_ff,
                 f"ff_intermediate={ff_intermediate} has no meaning with include_ff=False",
             ),
@@ -236,7 +244,13 @@ class Linformer(nn.Module):
             block = block_size or min(64, input_size)
 
         def project(length: int, k: int) -> Projection:
-            return make_projection(length, k, heads=groups, sharing=parameter_sharing, method=method, start=start)
+            made = make_projection(length, k, heads=groups, sharing=parameter_sharing, method=method, start=start)
+            if made.max_len != length or made.k < k or made.heads not in (1, groups):
+                raise ValueError(
+                    f"method is a projection of {made.max_len} positions to {made.k} slots with {made.heads} heads, but this "
+                    f"stack needs one of {length} positions to {k} slots with 1 or {groups} heads"
+                )
+            return made
 
         projected, layerwise = attention == "linformer", parameter_sharing == "layerwise"
         self.projection = project(length, max(slots)) if projected and layerwise else None
@@ -353,8 +367,8 @@ class Linformer(nn.Module):
         if self.reversible:
             # What made the memory gets its gradients through the memory, from whoever called us.
             made = ("cross.k_proj.", "cross.v_proj.", "cross.projection.")
-            tensors = [p for layer in self._each() for n, p in layer.named_parameters() if not n.startswith(made)]
-            tensors += [t for m in memory for t in (m.keys, m.values)]
+            tensors: list[Tensor] = [t for m in memory for t in (m.keys, m.values)]
+            tensors += [p for layer in self._each() for n, p in layer.named_parameters() if not n.startswith(made)]
             if self.projection is not None:
                 tensors += self.projection.parameters()
             pairs = zip(self._each(), branches, strict=True)
