@@ -4,9 +4,8 @@ from comparison import assert_close, outputs_and_gradients
 from model_cases import CAUSAL, STACKS, by_name, holes, inputs, make_stack, run
 from torch import nn
 
+from linformers import stack
 from linformers.reversible import run_reversible
-
-STREAMS = {name: options for name, options in STACKS.items() if options.get("norm") == "pre" and "width" not in name}
 
 
 def two_streams(x, branches):
@@ -122,8 +121,6 @@ def test_reversible_gradients_equal_those_of_the_definition(name, masked):
 
 def run_plainly(model, x, mask):
     """The same two streams, without recomputing: what ``torch.autograd`` keeps."""
-    from linformers import stack
-
     recomputing = stack.run_reversible
     stack.run_reversible = lambda x, branches, tensors, recompute: two_streams(x, branches)
     try:
