@@ -1,0 +1,12 @@
+"""Existing models made linear; importing this package lets transformers' Auto classes find linearised models."""
+
+from importlib.util import find_spec
+
+from linformers.linearize.projection import CorrectedMean
+from linformers.linearize.report import Left, Replaced, Report
+from linformers.linearize.surgery import linearize
+
+if find_spec("transformers") is not None:  # torch's own modules can be linearised without it
+    from linformers.linearize import encoders  # noqa: F401
+
+__all__ = ["CorrectedMean", "Left", "Replaced", "Report", "linearize"]

@@ -1,0 +1,128 @@
+"""What calibration inputs tell: how many slots an attention needs, and the projection whose output is nearest to the original's.
+
+Axes: b batch, h heads, n positions, k slots, d channels.
+"""
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from linformers.functional import attend, attend_with_weights
+from linformers.linearize.core import attend_slots
+from linformers.projections import Projection
+
+Batch = Mapping[str, Any] | Sequence[Any] | Tensor
+
+
+class Sample(NamedTuple):
+    """What one attention computed with in one batch."""
+
+    q: Tensor  # (b, h, n, d)
+    k: Tensor  # (b, h, n, d)
+    v: Tensor  # (b, h, n, d)
+    keep: Tensor | None  # (b, n)
+
+
+def run(model: nn.Module, batch: Batch) -> Any:
+    """Call ``model`` with one batch: a dictionary of named arguments, a sequence of arguments, or one tensor."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(batch) if isinstance(batch, Tensor) else model(*batch)
+
+
+@torch.no_grad()
+def slots_for(samples: Sequence[Sample], share: float) -> int:
+    """The smallest k whose largest singular values are ``share`` of the sum of all, in the mean over samples and heads.
+
+    This is the spectrum of the attention matrices, n x n, so it is computed one sample and head at a time.
+
+    Raises:
+        ValueError: unless ``0 < share <= 1``.
+    """
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be above 0 and at most 1, got {share}")
+    curves = []
+    for q, k, v, keep in samples:
+        for i in range(len(q)):
+            row = slice(i, i + 1)
+            for head in range(q.shape[1]):
+                _, weights = attend_with_weights(
+                    q[row, head : head + 1],
+                    k[row, head : head + 1],
+                    v[row, head : head + 1],
+                    None if keep is None else keep[row],
+                )
+                matrix = weights[0, 0] if keep is None else weights[0, 0][keep[i]]
+                values = torch.linalg.svdvals(matrix.float())
+                curves.append(values.cumsum(0) / values.sum())
+    longest = max(len(curve) for curve in curves)
+    # A shorter sample has all of its spectrum within its own length.
+    mean = torch.stack([torch.cat([c, c.new_ones(longest - len(c))]) for c in curves]).mean(0)
+    return int((mean < share - 1e-6).sum()) + 1
+
+
+@torch.no_grad()
+def output_error(projection: Projection, samples: Sequence[Sample], local_window: int = 0) -> float:
+    """How far the attention output is from the exact one: the squared distance over the squared size, real tokens only."""
+    distance = size = 0.0
+    for sample in samples:
+        part, whole = _distance(projection, sample, local_window)
+        distance, size = distance + float(part), size + float(whole)
+    return distance / size if size else 0.0
+
+
+def fit(
+    projection: Projection, samples: Sequence[Sample], *, steps: int, lr: float = 3e-3, local_window: int = 0
+) -> tuple[float, float]:
+    """Train a projection so that the attention output of its layer is nearest to the exact one.
+
+    Nothing but the projection changes, and the best state that was seen on all samples is kept, so that the error never grows.
+
+    Returns:
+        The error before and after (see :func:`output_error`).
+
+    Raises:
+        ValueError: if the projection has nothing to train.
+    """
+    parameters = [p for p in projection.parameters() if p.requires_grad]
+    if not parameters:
+        raise ValueError(
+            f"{type(projection).__name__} has nothing to fit; use method='learnable', or leave fit_steps at 0"
+        )
+    before = best = output_error(projection, samples, local_window)
+    state = [p.detach().clone() for p in parameters]
+    optimizer = torch.optim.Adam(parameters, lr=lr)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    turns = itertools.islice(itertools.cycle(samples), steps)
+    for step, sample in enumerate(turns, 1):
+        with torch.enable_grad():
+            part, whole = _distance(projection, sample, local_window)
+            gradients = torch.autograd.grad(part / whole, parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        schedule.step()
+        if step % max(1, steps // 4) == 0 or step == steps:
+            error = output_error(projection, samples, local_window)
+            if error < best:
+                best, state = error, [p.detach().clone() for p in parameters]
+    with torch.no_grad():
+        for parameter, value in zip(parameters, state, strict=True):
+            parameter.copy_(value)
+            parameter.grad = None
+    return before, best
+
+
+def _distance(projection: Projection, sample: Sample, local_window: int) -> tuple[Tensor, Tensor]:
+    """The squared distance of one batch's output to the exact one, and the latter's squared size."""
+    q, k, v, keep = sample
+    exact = attend(q, k, v, keep)
+    out, _ = attend_slots(q, k, v, projection, keep=keep, local_window=local_window)
+    difference = (out - exact).square().sum((1, 3))  # (b, n)
+    size = exact.square().sum((1, 3))
+    if keep is not None and q.shape[2] == keep.shape[1]:
+        difference, size = difference * keep, size * keep
+    return difference.sum(), size.sum()

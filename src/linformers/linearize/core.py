@@ -1,0 +1,109 @@
+"""Attention for keys and values that a model has computed already: to slots, and exactly within a distance.
+
+Axes: b batch, h heads, n positions, m blocks, c positions of a block, k slots, d channels.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linformers.blocks import attend_blocks, attend_blocks_with_weights
+from linformers.functional import attend, attend_with_weights, blank, insert_slots
+from linformers.projections import KEY, VALUE, Projection
+from linformers.shorten import split_heads
+
+
+def attend_slots(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    projection: Projection,
+    *,
+    keep: Tensor | None = None,
+    local_window: int = 0,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Shorten keys and values, and attend.
+
+    Args:
+        q: ``(b, h, n, d)``.
+        k: ``(b, h, n, d)``, rotated already if the model rotates.
+        v: ``(b, h, n, d)``.
+        projection: n to k.
+        keep: ``(b, n)``, True where a token is real.
+        local_window: also see the exact keys of the own and the neighbouring blocks of this many positions.
+
+    Returns:
+        ``(b, h, n, d)``, and the weights ``(b, h, n, k)``, or ``(b, h, n, k + 3 c)`` with a window, or None.
+    """
+    heads = k.shape[1]
+    flat = (k, v) if projection.heads > 1 else tuple(x.transpose(1, 2).flatten(2)[:, None] for x in (k, v))
+    keys, values = projection(flat[0], keep, KEY), projection(flat[1], keep, VALUE)
+    slot_k, slot_v = split_heads(keys.content, heads), split_heads(values.content, heads)
+    slot_keep = None if keys.keep is None else keys.keep.expand(k.shape[0], -1)
+    return attend_shortened(q, k, v, slot_k, slot_v, slot_keep, projection.k, keep, local_window, dropout, need_weights)
+
+
+def attend_shortened(
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    slot_k: Tensor,
+    slot_v: Tensor,
+    slot_keep: Tensor | None,
+    slots: int,
+    keep: Tensor | None,
+    local_window: int,
+    dropout: float,
+    need_weights: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """:func:`attend_slots` once the slots are there; the exact ``k`` and ``v`` are for the window alone."""
+    if local_window and k is not None and v is not None:
+        if keep is not None:
+            k, v = blank(k, keep[:, None]), blank(v, keep[:, None])
+        run = attend_blocks_with_weights if need_weights else attend_blocks
+        out = run(q, k, v, slot_k, slot_v, block=local_window, keep=keep, slot_keep=slot_keep, dropout=dropout)
+    elif need_weights:
+        out = attend_with_weights(q, slot_k, slot_v, slot_keep, dropout)
+    else:
+        out = attend(q, slot_k, slot_v, slot_keep, dropout)
+    if isinstance(out, Tensor):
+        return out, None
+    return out[0], insert_slots(out[1], slot_k.shape[2], slots)
+
+
+def attend_near(
+    q: Tensor, k: Tensor, v: Tensor, reach: int, keep: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """Attend exactly to the keys at a distance of at most ``reach``, in blocks, without a mask of n x n.
+
+    Args:
+        q: ``(b, h, n, d)``.
+        k: ``(b, h, n, d)``.
+        v: ``(b, h, n, d)``.
+        keep: ``(b, n)``, True where a token is real.
+
+    Returns:
+        ``(b, h, n, d)``.
+    """
+    b, _, n, _ = q.shape
+    c = max(1, reach)
+    blocks = -(-n // c)
+    pad = blocks * c - n
+
+    def fold(x: Tensor) -> Tensor:  # (b, h, m, places, d) -> (b m, h, places, d)
+        return x.transpose(1, 2).flatten(0, 1)
+
+    def windows(x: Tensor) -> Tensor:  # the block before, the own one and the one after
+        return F.pad(x, (0, 0, c, c + pad)).unfold(2, 3 * c, c).transpose(-1, -2)
+
+    queries = fold(F.pad(q, (0, 0, 0, pad)).unflatten(2, (blocks, c)))
+    if keep is not None:
+        k, v = blank(k, keep[:, None]), blank(v, keep[:, None])
+    real = F.pad(torch.ones(b, n, dtype=torch.bool, device=q.device) if keep is None else keep, (c, c + pad))
+    place = torch.arange(3 * c, device=q.device) - c
+    near = (place - torch.arange(c, device=q.device)[:, None]).abs() <= reach  # (c, 3 c)
+    mask = real.unfold(1, 3 * c, c).flatten(0, 1)[:, None, None] & near  # (b m, 1, c, 3 c)
+    out = attend(queries, fold(windows(k)), fold(windows(v)), mask, dropout)  # (b m, h, c, d)
+    return out.unflatten(0, (b, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :n]

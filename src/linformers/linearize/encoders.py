@@ -1,0 +1,353 @@
+"""Hugging Face encoders whose self-attention attends to slots: their configurations, their classes, and how one is turned into the other.
+
+Axes: b batch, h heads, n positions, k slots, d channels.
+
+Every class has a counterpart, ``BertModel`` has ``LinearizedBertModel``, with a configuration of its own ``model_type``; the Auto classes
+find both. What differs is one registered attention function, and a projection in every attention module that uses it.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.models.bert import modeling_bert
+from transformers.models.distilbert import modeling_distilbert
+from transformers.models.electra import modeling_electra
+from transformers.models.modernbert import modeling_modernbert
+from transformers.models.roberta import modeling_roberta
+from transformers.models.vit import modeling_vit
+
+from linformers.functional import attend, attend_with_weights
+from linformers.linearize.calibrate import Batch, Sample, run
+from linformers.linearize.core import attend_near, attend_slots
+from linformers.linearize.projection import make_start
+from linformers.projections import Projection, check_length
+
+IMPLEMENTATION = "linformers"
+CAPTURE = "linformers-capture"
+
+
+class Architecture(NamedTuple):
+    """Where the parts of one architecture are."""
+
+    config: type[PreTrainedConfig]
+    attention: type[nn.Module]
+    module: ModuleType
+
+
+ARCHITECTURES = {
+    "bert": Architecture(transformers.BertConfig, modeling_bert.BertSelfAttention, modeling_bert),
+    "roberta": Architecture(transformers.RobertaConfig, modeling_roberta.RobertaSelfAttention, modeling_roberta),
+    "distilbert": Architecture(
+        transformers.DistilBertConfig, modeling_distilbert.DistilBertSelfAttention, modeling_distilbert
+    ),
+    "electra": Architecture(transformers.ElectraConfig, modeling_electra.ElectraSelfAttention, modeling_electra),
+    "vit": Architecture(transformers.ViTConfig, modeling_vit.ViTAttention, modeling_vit),
+    "modernbert": Architecture(
+        transformers.ModernBertConfig, modeling_modernbert.ModernBertAttention, modeling_modernbert
+    ),
+}
+
+AUTO_CLASSES = {
+    "Model": transformers.AutoModel,
+    "ForMaskedLM": transformers.AutoModelForMaskedLM,
+    "ForPreTraining": transformers.AutoModelForPreTraining,
+    "ForSequenceClassification": transformers.AutoModelForSequenceClassification,
+    "ForTokenClassification": transformers.AutoModelForTokenClassification,
+    "ForQuestionAnswering": transformers.AutoModelForQuestionAnswering,
+    "ForMultipleChoice": transformers.AutoModelForMultipleChoice,
+    "ForNextSentencePrediction": transformers.AutoModelForNextSentencePrediction,
+    "ForImageClassification": transformers.AutoModelForImageClassification,
+    "ForMaskedImageModeling": transformers.AutoModelForMaskedImageModeling,
+}
+
+ATTENTIONS = tuple(architecture.attention for architecture in ARCHITECTURES.values())
+
+
+class LinearizedConfig(PreTrainedConfig):
+    """What the configuration of every linearised model has besides that of its original.
+
+    Attributes:
+        linformers: ``max_len``; ``slots``, those of every layer, or 0 where attention is as it was; ``method``, ``sharing`` and
+            ``local_window``.
+    """
+
+    linformers: dict[str, Any] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        # A stock class takes this name from the file and then has no such attention, or one that refuses to run without a projection.
+        return {**super().to_dict(), "attn_implementation": IMPLEMENTATION}
+
+
+class Linearized:
+    """What every linearised model does besides its original."""
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        if config.linformers is None:
+            raise ValueError(
+                f"{type(config).__name__} has no `linformers` settings; make the model with linearize(...)"
+            )
+        if config._attn_implementation is None:
+            config._attn_implementation = IMPLEMENTATION
+        check_implementation(config._attn_implementation)
+        super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        install(self, config.linformers)  # type: ignore[arg-type]
+
+    def set_attn_implementation(self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
+        """Refuse: another implementation would run full attention with the weights of this model."""
+        check_implementation(attn_implementation)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if not isinstance(module, Projection):
+            super()._init_weights(module)  # type: ignore[misc]
+        elif not any(getattr(t, "_is_hf_initialized", False) for t in module.parameters()):
+            module.reset_parameters()
+
+
+def check_implementation(name: object) -> None:
+    """Raise a ValueError for any attention but this one."""
+    if name != IMPLEMENTATION:
+        raise ValueError(
+            f"attn_implementation={name!r}, but this model was linearised and runs with {IMPLEMENTATION!r} only; leave it out, "
+            "or load the original model"
+        )
+
+
+def install(model: nn.Module, settings: dict[str, Any]) -> list[Projection | None]:
+    """Give the attention modules of ``model`` the projections that the settings ask for.
+
+    Returns:
+        The projection of every layer, or None.
+    """
+    layers = attention_modules(model)
+    made: list[Projection | None] = []
+    for (_, module), slots in zip(layers, settings["slots"], strict=True):
+        module.projection = None
+        if slots:
+            parameter = next(module.parameters())
+            module.projection = make_start(
+                settings["method"],
+                settings["max_len"],
+                slots,
+                heads=head_count(module.config),
+                sharing=settings["sharing"],
+                device=parameter.device,
+                dtype=parameter.dtype,
+            )
+        made.append(module.projection)
+    return made
+
+
+def attention_modules(model: nn.Module) -> list[tuple[str, Any]]:
+    """Names and modules of the self-attention of a supported encoder, in the order of its layers."""
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, ATTENTIONS)]
+
+
+def head_count(config: Any) -> int:
+    """Attention heads of a layer; every configuration answers to this name, DistilBERT's too."""
+    return int(config.num_attention_heads)
+
+
+def find_encoders(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
+    """The outermost supported encoders in ``model``: often itself, or what it wraps."""
+    found: list[tuple[str, PreTrainedModel]] = []
+    for name, module in model.named_modules():
+        inside = any(name == outer or name.startswith(f"{outer}." if outer else "") for outer, _ in found)
+        if not inside and type(module) in LINEARIZED:
+            found.append((name, module))
+    return found
+
+
+def reason_to_leave(module: Any) -> str:
+    """Why the attention of one layer is left alone; empty if it is to be replaced."""
+    if getattr(module.config, "is_decoder", False):
+        return "self-attention of a decoder, causal"
+    if getattr(module, "sliding_window", None) is not None:
+        return "local attention, linear already"
+    return ""
+
+
+def convert(model: PreTrainedModel, settings: dict[str, Any]) -> list[Projection | None]:
+    """Make ``model`` its linearised counterpart, in place: the same modules and weights, and projections.
+
+    Its configuration is replaced, not changed: other models may have been built with the same object.
+    """
+    old: Any = model.config
+    new_class: Any = LINEARIZED[type(model)]
+    values = {
+        key: value
+        for key, value in copy.deepcopy(old.to_dict()).items()
+        if key not in ("model_type", "attn_implementation")
+    }
+    config = new_class.config_class(**values, linformers=settings, attn_implementation=IMPLEMENTATION)
+    config._name_or_path = old._name_or_path
+    with torch.device("meta"):  # transformers learns what a class can record when one is built
+        new_class(copy.deepcopy(config))
+    for module in model.modules():
+        if getattr(module, "config", None) is old:
+            setattr(module, "config", config)  # noqa: B010 - modules declare tensors and modules only
+    model.__class__ = new_class
+    return install(model, settings)
+
+
+def linformer_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    output_attentions: bool | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """transformers' attention function of a linearised model (its convention is to pass more than one needs).
+
+    Args:
+        module: the attention module; its ``projection`` says to how many slots it attends.
+        query: ``(b, h, n, d)``.
+        key: ``(b, h, n, d)``.
+        value: ``(b, h, n, d)``.
+        attention_mask: ``(b, n)``, True where a token is real, as :func:`padding_mask` makes it.
+
+    Returns:
+        ``(b, n, h, d)``, and the weights if asked for.
+    """
+    if not isinstance(module.config, LinearizedConfig):
+        raise ValueError(
+            f"{type(module).__name__} was asked for attn_implementation={IMPLEMENTATION!r} but is a stock module without a "
+            "projection: load a linearised model with an Auto class after `import linformers.linearize`"
+        )
+    if attention_mask is not None and attention_mask.shape != (key.shape[0], key.shape[2]):
+        raise ValueError(
+            f"got an attention mask of shape {tuple(attention_mask.shape)}; linearised attention takes a padding mask "
+            f"{(key.shape[0], key.shape[2])}, because a slot mixes all positions"
+        )
+    if scaling is not None:
+        query = query * (scaling * query.shape[-1] ** 0.5)  # `attend` scales by the width of a head itself
+    need_weights = module.config.output_attentions if output_attentions is None else output_attentions
+    projection = module.projection
+    if projection is not None:
+        check_length(key.shape[2], projection.max_len)
+        out, weights = attend_slots(
+            query,
+            key,
+            value,
+            projection,
+            keep=attention_mask,
+            local_window=(module.config.linformers or {})["local_window"],
+            dropout=dropout,
+            need_weights=need_weights,
+        )
+    else:
+        out, weights = exact(query, key, value, attention_mask, dropout, sliding_window, need_weights)
+    return out.transpose(1, 2), weights
+
+
+def exact(
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, dropout: float, window: int | None, need_weights: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of a layer that was left alone. The weights of local attention are not returned: they would be n x n."""
+    if window is not None:  # transformers hands over the first distance that is too far
+        return attend_near(q, k, v, window - 1, keep, dropout), None
+    return attend_with_weights(q, k, v, keep, dropout) if need_weights else (attend(q, k, v, keep, dropout), None)
+
+
+def padding_mask(*, attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
+    """transformers' mask function of a linearised model: ``(b, n)`` as it came, and never n x n."""
+    return attention_mask
+
+
+_captured: tuple[nn.Module, list[Sample]] | None = None
+
+
+def capture_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention of the original, which also keeps what one module computes with; see :func:`captured`."""
+    if scaling is not None:
+        query = query * (scaling * query.shape[-1] ** 0.5)
+    if _captured is not None and module is _captured[0]:
+        _captured[1].append(Sample(query.detach(), key.detach(), value.detach(), attention_mask))
+    return exact(query, key, value, attention_mask, dropout, sliding_window, False)[0].transpose(1, 2), None
+
+
+@contextmanager
+def capturing(
+    model: PreTrainedModel, runner: nn.Module
+) -> Iterator[Callable[[nn.Module, Sequence[Batch]], list[Sample]]]:
+    """Run the original model so that its queries, keys and values can be had, one attention module at a time.
+
+    Args:
+        runner: takes the batches; ``model`` itself or what wraps it.
+    """
+    before = model.config._attn_implementation
+
+    def samples(module: nn.Module, batches: Sequence[Batch]) -> list[Sample]:
+        global _captured
+        _captured = (module, [])
+        try:
+            with torch.no_grad():
+                for batch in batches:
+                    run(runner, batch)
+            return _captured[1]
+        finally:
+            _captured = None
+
+    try:
+        model.config._attn_implementation = CAPTURE
+        yield samples
+    finally:
+        model.config._attn_implementation = before
+
+
+for _name, _function in {IMPLEMENTATION: linformer_attention, CAPTURE: capture_attention}.items():
+    AttentionInterface.register(_name, _function)
+    AttentionMaskInterface.register(_name, padding_mask)
+
+LINEARIZED: dict[type[PreTrainedModel], type[PreTrainedModel]] = {}
+
+
+def _register(model_type: str, architecture: Architecture) -> None:
+    """Make the counterparts of one architecture, name them in this module, and tell the Auto classes."""
+    config_name = f"Linearized{architecture.config.__name__}"
+    config = type(
+        config_name,
+        (LinearizedConfig, architecture.config),
+        {"model_type": f"linformers-{model_type}", "__module__": __name__, "__doc__": f"A linearised {model_type}."},
+    )
+    globals()[config_name] = config
+    transformers.AutoConfig.register(config.model_type, config)  # type: ignore[attr-defined]
+    for name in architecture.module.__all__:
+        original = getattr(architecture.module, name)
+        prefix, _, kind = name.partition("For")
+        kind = f"For{kind}" if kind else "Model" if prefix.endswith("Model") else ""
+        if (
+            kind not in AUTO_CLASSES
+            or not issubclass(original, PreTrainedModel)
+            or prefix.endswith(("PreTrainedModel", "LMHeadModel"))
+        ):
+            continue
+        body = {"config_class": config, "__module__": __name__, "__doc__": f"{name} that attends to slots."}
+        model = type(f"Linearized{name}", (Linearized, original), body)
+        LINEARIZED[original] = globals()[model.__name__] = model
+        AUTO_CLASSES[kind].register(config, model)
+
+
+for _model_type, _architecture in ARCHITECTURES.items():
+    _register(_model_type, _architecture)

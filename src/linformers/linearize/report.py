@@ -1,0 +1,52 @@
+"""What :func:`linformers.linearize.linearize` did to a model: what it replaced, what it left alone, and why."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """One attention that now attends to slots.
+
+    Attributes:
+        name: of the module, as in ``model.named_modules()``.
+        k: its slots.
+        how: what it became.
+        error_before: of the attention output on the calibration inputs, relative to its size, with plain segment means; None
+            without a fit.
+        error_after: the same after the fit.
+    """
+
+    name: str
+    k: int
+    how: str
+    error_before: float | None = None
+    error_after: float | None = None
+
+
+@dataclass(frozen=True)
+class Left:
+    """One attention that is as it was."""
+
+    name: str
+    why: str
+
+
+@dataclass
+class Report:
+    """All attention of a model, replaced or left alone. ``print`` it."""
+
+    max_len: int
+    replaced: list[Replaced] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        names = [new.name for new in self.replaced] + [old.name for old in self.left]
+        width = max(map(len, names), default=0)
+        lines = [f"replaced {len(self.replaced)}, left {len(self.left)} (inputs of at most {self.max_len} positions)"]
+        for new in self.replaced:
+            line = f"  + {new.name:{width}}  k = {new.k}, {new.how}"
+            if new.error_before is not None and new.error_after is not None:
+                line += f", error {new.error_before:.3f} -> {new.error_after:.3f}"
+            lines.append(line)
+        lines += [f"  - {old.name:{width}}  left: {old.why}" for old in self.left]
+        return "\n".join(lines)

@@ -1,0 +1,300 @@
+"""``linearize``: replace the full self-attention of a trained model, in place, and keep its weights.
+
+Axes: n positions, k slots.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from linformers.linearize import modules
+from linformers.linearize.calibrate import Batch, Sample, fit, slots_for
+from linformers.linearize.projection import METHODS, make_start
+from linformers.linearize.report import Left, Replaced, Report
+from linformers.projections import SHARINGS, Projection, one_of
+
+CAUSAL = ("leave", "block", "absent")
+CROSS = ("leave", "linear")
+
+
+class Plan(NamedTuple):
+    """What is asked for; the arguments of :func:`linearize`."""
+
+    k: int | Sequence[int] | str
+    max_len: int
+    method: str
+    sharing: str
+    local_window: int
+    causal: str
+    cross: str
+    block_size: int | None
+    calibration: Sequence[Batch]
+    share: float
+    fit_steps: int
+
+    def slots(self, index: int, samples: Sequence[Sample]) -> int:
+        """The slots of the attention that is replaced as number ``index``."""
+        if self.k == "spectrum":
+            return min(self.max_len, slots_for(samples, self.share))
+        return self.k if isinstance(self.k, int) else int(self.k[index])
+
+    def start(self, positions: int, slots: int, heads: int, like: Tensor) -> Projection:
+        """A projection in the device and dtype of ``like``."""
+        return make_start(
+            self.method, positions, slots, heads=heads, sharing=self.sharing, device=like.device, dtype=like.dtype
+        )
+
+
+def linearize(
+    model: nn.Module,
+    *,
+    k: int | Sequence[int] | str,
+    max_len: int,
+    method: str = "mean",
+    sharing: str = "headwise",
+    local_window: int = 0,
+    causal: str = "leave",
+    cross: str = "leave",
+    block_size: int | None = None,
+    layers: Sequence[int | str] | None = None,
+    calibration: Sequence[Batch] | None = None,
+    share: float = 0.9,
+    fit_steps: int = 0,
+) -> Report:
+    """Replace full self-attention by attention to k slots, in place, keeping the trained queries, keys, values and outputs.
+
+    It finds ``nn.MultiheadAttention`` anywhere in ``model``, and the self-attention of Hugging Face's BERT, RoBERTa, DistilBERT, ELECTRA,
+    ViT and ModernBERT (its global layers). The latter become classes of their own, ``LinearizedBertModel`` and so on, that
+    ``save_pretrained`` and ``from_pretrained``; a model of plain torch is loaded by building it, linearising it in the same way, and loading
+    its state dict.
+
+    At the start every slot is the mean of the real tokens of its segment, so that short inputs stay good, and k = ``max_len`` changes
+    nothing.
+
+    Args:
+        model: changed in place.
+        k: the slots of every attention; or a list with those of each attention that is replaced; or ``"spectrum"``, which takes for each
+            the smallest k that holds ``share`` of the singular values of its attention on the calibration inputs.
+        max_len: the longest input.
+        method: ``"mean"``, segment means with nothing to train; or ``"learnable"``, the same with a correction to be trained.
+        sharing: of a learnable projection: ``"none"``, each head has its own; ``"headwise"``; or ``"kv"``, one for keys and values.
+        local_window: also see the exact keys of the own and the neighbouring blocks of this many positions (Hugging Face models).
+        causal: the self-attention of decoders: ``"leave"`` it, make it ``"block"``-causal, or replace it both ways because the model's
+            decoder is not causal (``"absent"``; DETR's is not).
+        cross: ``"leave"`` cross-attention, or make it ``"linear"`` too.
+        block_size: positions of a block of block-causal attention; None picks one.
+        layers: replace only these: numbers (of all attention that was found, from 0) or names, in which ``*`` stands for anything.
+        calibration: inputs of the model: each a dictionary of arguments, a sequence of them, or a tensor.
+        share: for ``k="spectrum"``.
+        fit_steps: fit each learnable projection with so many steps, so that its attention's output on the calibration inputs is nearest
+            to the original's.
+
+    Returns:
+        What was replaced and what was left alone, and why.
+
+    Raises:
+        ValueError: for sizes that do not fit, or if there is nothing to replace.
+
+    Example:
+        >>> import torch
+        >>> from linformers.linearize import linearize
+        >>> encoder = torch.nn.TransformerEncoder(torch.nn.TransformerEncoderLayer(64, 4, batch_first=True), 2)
+        >>> print(linearize(encoder, k=32, max_len=128))
+        replaced 2, left 0 (inputs of at most 128 positions)
+          + layers.0.self_attn  k = 32, mean
+          + layers.1.self_attn  k = 32, mean
+    """
+    plan = Plan(
+        k, max_len, method, sharing, local_window, causal, cross, block_size, calibration or (), share, fit_steps
+    )
+    check(plan)
+    encoders = _encoders(model)
+    sites = [site for site in modules.find_sites(model) if not any(under(site.name, name) for name, _ in encoders)]
+    found: list[tuple[str, str]] = []  # name, and why it is left alone
+    for name, encoder in encoders:
+        found += _attention_of(name, encoder)
+    found += [(site.name, modules.reason_to_leave(site, causal, cross)) for site in sites]
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no attention that can be linearised; it takes nn.MultiheadAttention and Hugging Face's BERT, "
+            "RoBERTa, DistilBERT, ELECTRA, ViT and ModernBERT (install linformers[hf] for those)"
+        )
+    found = select(found, layers)
+    report = Report(max_len, left=[Left(name, why) for name, why in found if why])
+    wanted = [name for name, why in found if not why]
+    if not wanted:
+        raise ValueError(f"nothing to replace in {type(model).__name__}:\n{report}")
+    if not isinstance(k, int | str) and len(k) != len(wanted):
+        raise ValueError(f"k lists {len(k)} sizes for {len(wanted)} attentions: {', '.join(wanted)}")
+    if local_window and sites:
+        raise ValueError(
+            f"local_window={local_window} is for Hugging Face encoders; nn.MultiheadAttention becomes LinearMultiheadAttention, which "
+            "has none"
+        )
+    with evaluating(model):
+        for name, encoder in encoders:
+            report.replaced += _convert_encoder(model, name, encoder, plan, wanted)
+        for site in sites:
+            if site.name in wanted:
+                report.replaced.append(_convert_site(model, site, plan, wanted.index(site.name)))
+    return report
+
+
+def check(plan: Plan) -> None:
+    """Raise a ValueError for a plan that makes no sense."""
+    one_of("method", plan.method, METHODS)
+    one_of("sharing", plan.sharing, SHARINGS[:3])
+    one_of("causal", plan.causal, CAUSAL)
+    one_of("cross", plan.cross, CROSS)
+    if plan.max_len < 1:
+        raise ValueError(f"max_len must be at least 1, got {plan.max_len}")
+    if plan.local_window < 0 or plan.fit_steps < 0:
+        raise ValueError(
+            f"local_window and fit_steps must not be negative, got {plan.local_window} and {plan.fit_steps}"
+        )
+    if isinstance(plan.k, str):
+        one_of("k", plan.k, ("spectrum",))
+    for k in [plan.k] if isinstance(plan.k, int) else [] if isinstance(plan.k, str) else plan.k:
+        if not 1 <= k <= plan.max_len:
+            raise ValueError(f"k must be from 1 to max_len = {plan.max_len}, got {k}")
+    if (plan.k == "spectrum" or plan.fit_steps) and not plan.calibration:
+        raise ValueError(
+            f"k={plan.k!r} with fit_steps={plan.fit_steps} needs inputs of the model; pass some as calibration=[...]"
+        )
+    if plan.fit_steps and plan.method == "mean":
+        raise ValueError(f"fit_steps={plan.fit_steps}, but method='mean' has nothing to fit; use method='learnable'")
+
+
+def select(found: Sequence[tuple[str, str]], layers: Sequence[int | str] | None) -> list[tuple[str, str]]:
+    """Leave alone what is not asked for.
+
+    Raises:
+        ValueError: for a number or a name that fits nothing.
+    """
+    if layers is None:
+        return list(found)
+    asked: set[str] = set()
+    for layer in layers:
+        if isinstance(layer, int):
+            fitting = [found[layer][0]] if 0 <= layer < len(found) else []
+        else:
+            fitting = [name for name, _ in found if fnmatchcase(name, layer)]
+        if not fitting:
+            known = ", ".join(f"{i} {name}" for i, (name, _) in enumerate(found))
+            raise ValueError(f"layers: there is no attention {layer!r}; there are {known}")
+        asked.update(fitting)
+    return [(name, why if name in asked else "not among the layers asked for") for name, why in found]
+
+
+def under(name: str, parent: str) -> bool:
+    """Whether the module ``name`` is ``parent`` or inside it."""
+    return not parent or name == parent or name.startswith(f"{parent}.")
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in eval mode, and every module of it back afterwards, its new ones like the old."""
+    training = {name: module.training for name, module in model.named_modules()}
+    try:
+        model.eval()
+        yield
+    finally:
+        for name, module in model.named_modules():
+            outer = name
+            while outer not in training:  # a new module is as the one that it is in
+                outer = outer.rpartition(".")[0]
+            module.training = training[outer]
+
+
+def _encoders(model: nn.Module) -> list[tuple[str, Any]]:
+    if find_spec("transformers") is None:
+        return []
+    from linformers.linearize.encoders import find_encoders
+
+    return list(find_encoders(model))
+
+
+def _attention_of(prefix: str, encoder: Any) -> list[tuple[str, str]]:
+    from linformers.linearize.encoders import attention_modules, reason_to_leave
+
+    return [(join(prefix, name), reason_to_leave(module)) for name, module in attention_modules(encoder)]
+
+
+def join(prefix: str, name: str) -> str:
+    """The name of a module inside another."""
+    return f"{prefix}.{name}" if prefix else name
+
+
+def _convert_encoder(model: nn.Module, prefix: str, encoder: Any, plan: Plan, wanted: Sequence[str]) -> list[Replaced]:
+    """Linearise one Hugging Face encoder."""
+    from linformers.linearize.encoders import attention_modules, capturing, convert, head_count
+
+    layers = [(join(prefix, name), module) for name, module in attention_modules(encoder)]
+    if not any(name in wanted for name, _ in layers):
+        return []
+    slots: list[int] = []
+    fitted: list[dict[str, Tensor] | None] = []
+    replaced: list[Replaced] = []
+    with capturing(encoder, model) as samples_of:
+        for name, module in layers:
+            if name not in wanted:
+                slots.append(0)
+                fitted.append(None)
+                continue
+            samples = samples_of(module, plan.calibration) if plan.fit_steps or plan.k == "spectrum" else []
+            k = plan.slots(wanted.index(name), samples)
+            projection = plan.start(plan.max_len, k, head_count(encoder.config), next(module.parameters()))
+            errors = _fit(projection, samples, plan)
+            slots.append(k)
+            fitted.append(projection.state_dict())
+            replaced.append(Replaced(name, k, _how(plan), *errors))
+    settings = {
+        "max_len": plan.max_len,
+        "slots": slots,
+        "method": plan.method,
+        "sharing": plan.sharing,
+        "local_window": plan.local_window,
+    }
+    for new, state in zip(convert(encoder, settings), fitted, strict=True):
+        if new is not None and state is not None:
+            new.load_state_dict(state)
+    return replaced
+
+
+def _convert_site(model: nn.Module, site: modules.Site, plan: Plan, index: int) -> Replaced:
+    """Linearise one ``nn.MultiheadAttention``."""
+    block_causal = site.role == "causal" and plan.causal == "block"
+    if block_causal and (plan.k == "spectrum" or plan.fit_steps):
+        raise ValueError(f"{site.name} becomes block-causal: give its k as a number, and no fit_steps")
+    samples = modules.capture(model, site, plan.calibration) if plan.fit_steps or plan.k == "spectrum" else []
+    k = plan.slots(index, samples)
+    like = site.module.out_proj.weight
+    new = modules.converted(
+        site.module,
+        max_len=plan.max_len,
+        k=k,
+        make=lambda positions, slots: plan.start(positions, slots, site.module.num_heads, like),
+        causal=block_causal,
+        block_size=plan.block_size,
+    )
+    errors = _fit(new.projection, samples, plan)
+    modules.swap(model, site.module, new)
+    how = _how(plan)
+    if block_causal:
+        how += f", block-causal with blocks of {new.projection.max_len}"
+    elif site.role == "cross":
+        how += ", cross-attention"
+    return Replaced(site.name, k, how, *errors)
+
+
+def _fit(projection: Projection, samples: Sequence[Sample], plan: Plan) -> tuple[float, float] | tuple[()]:
+    return fit(projection, samples, steps=plan.fit_steps, local_window=plan.local_window) if plan.fit_steps else ()
+
+
+def _how(plan: Plan) -> str:
+    window = f", {plan.local_window} exact neighbours" if plan.local_window else ""
+    return f"{plan.method}{window}"
