@@ -10,6 +10,7 @@ except ImportError as error:  # the core needs neither
     sys.exit(f"the command line needs more packages ({error.name} is missing): pip install 'linformers[cli]'")
 
 from linformers.cli.bench import app as bench
+from linformers.cli.linearize import linearize
 
 app = App(
     name="linformers",
@@ -17,6 +18,7 @@ app = App(
     suppress_keyboard_interrupt=False,
 )
 app.command(bench)
+app.command(linearize)
 app.register_install_completion_command(help="Install completion for the shell in use, or for --shell.")
 
 

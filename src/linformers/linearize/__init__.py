@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+from linformers.linearize.distillation import Distillation, Figures, distill
 from linformers.linearize.projection import CorrectedMean
 from linformers.linearize.report import Left, Replaced, Report
 from linformers.linearize.surgery import linearize
@@ -9,4 +10,4 @@ from linformers.linearize.surgery import linearize
 if find_spec("transformers") is not None:  # torch's own modules can be linearised without it
     from linformers.linearize import encoders  # noqa: F401
 
-__all__ = ["CorrectedMean", "Left", "Replaced", "Report", "linearize"]
+__all__ = ["CorrectedMean", "Distillation", "Figures", "Left", "Replaced", "Report", "distill", "linearize"]

@@ -1,0 +1,103 @@
+"""``linformers linearize``: a directory in, a directory out, and errors with an exit code."""
+
+import json
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from encoder_cases import N, inputs, make
+
+import linformers.linearize
+from linformers.cli import app, launch
+
+WORDS = [f"w{i}" for i in range(26)]
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """A tiny saved BERT with a tokeniser of its own."""
+    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    fast = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]"
+    )
+    directory = tmp_path / "model"
+    make("bert").save_pretrained(directory)
+    fast.save_pretrained(directory)
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(WORDS[(7 * i * i) % 26] for i in range(200)), encoding="utf-8")
+    return directory
+
+
+def test_a_directory_in_and_a_directory_out(saved, tmp_path, capsys):
+    out = tmp_path / "new"
+    assert launch("linearize", str(saved), "--k", "5", "--max-len", str(N), "--out", str(out)) == 0
+    printed = capsys.readouterr().out
+    assert "replaced 3, left 0 (inputs of at most 13 positions)" in printed
+    assert "import linformers.linearize" in printed
+    assert json.loads((out / "config.json").read_text())["model_type"] == "linformers-bert"
+    expected = make("bert")
+    linformers.linearize.linearize(expected, k=5, max_len=N)
+    batch = inputs("bert")
+    loaded = transformers.AutoModel.from_pretrained(out, dtype=torch.float64)
+    torch.testing.assert_close(loaded(**batch)[0], expected(**batch)[0])
+    assert transformers.AutoTokenizer.from_pretrained(out)("w1")["input_ids"] == [2, 6, 3]
+
+
+def test_calibration_text(saved, tmp_path, capsys):
+    out = tmp_path / "new"
+    options = [
+        "--method",
+        "learnable",
+        "--calibration",
+        str(tmp_path / "text.txt"),
+        "--fit-steps",
+        "5",
+        "--samples",
+        "6",
+    ]
+    assert launch("linearize", str(saved), "--k", "spectrum", "--max-len", "13", "--out", str(out), *options) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("error 0.") == 3
+    slots = json.loads((out / "config.json").read_text())["linformers"]["slots"]
+    assert len(slots) == 3
+
+
+def test_slots_and_layers(saved, tmp_path, capsys):
+    out = tmp_path / "new"
+    given = ["--k", "4,6", "--layers", "0", "2", "--max-len", "13", "--out", str(out)]
+    assert launch("linearize", str(saved), *given) == 0
+    assert json.loads((out / "config.json").read_text())["linformers"]["slots"] == [4, 0, 6]
+    capsys.readouterr()
+
+
+def test_errors(saved, tmp_path, capsys):
+    out = str(tmp_path / "new")
+    for arguments, message in (
+        ([str(saved), "--k", "99", "--max-len", "13", "--out", out], "k must be from 1 to max_len = 13, got 99"),
+        ([str(saved), "--k", "many", "--max-len", "13", "--out", out], "--k must be a number"),
+        ([str(saved), "--k", "5", "--max-len", "13", "--out", str(saved)], "is not empty"),
+        ([str(tmp_path), "--k", "5", "--max-len", "13", "--out", out], "has no config.json"),
+    ):
+        assert launch("linearize", *arguments) == 1
+        assert message in " ".join(capsys.readouterr().err.split())
+    other = tmp_path / "other"
+    transformers.GPT2Config(n_layer=1).save_pretrained(other)
+    assert launch("linearize", str(other), "--k", "5", "--max-len", "13", "--out", out) == 1
+    assert "holds a model of type 'gpt2'" in " ".join(capsys.readouterr().err.split())
+    short = ["--k", "spectrum", "--max-len", "13", "--out", out, "--calibration", str(tmp_path / "short.txt")]
+    (tmp_path / "short.txt").write_text("w1 w2", encoding="utf-8")
+    assert launch("linearize", str(saved), *short) == 1
+    assert "at least one piece of max_len = 13 tokens" in " ".join(capsys.readouterr().err.split())
+    assert launch("linearize", str(saved), "--out", out) == 2
+    capsys.readouterr()
+
+
+def test_help_has_an_example(capsys):
+    app(["linearize", "--help"], result_action="return_value")
+    printed = capsys.readouterr().out
+    assert "Usage: linformers linearize" in printed
+    assert "linformers linearize my-bert --k 64" in printed
