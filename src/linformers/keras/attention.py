@@ -245,7 +245,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         if (
             in_symbolic_scope()
         ):  # asked for shapes only, by some backends with made-up lengths where a model leaves them open
-            shapes = self._output_shapes(query.shape, value.shape)
+            shapes = self._output_shapes(ops.shape(query), value.shape)
             outputs = tuple(ops.zeros(shape, dtype=self.compute_dtype) for shape in shapes)
             return outputs if return_attention_scores else outputs[0]
         self._check_call(query, value, attention_mask, return_attention_scores, use_causal_mask)
