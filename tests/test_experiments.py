@@ -151,7 +151,21 @@ def test_causal_and_decode_give_ratios() -> None:
 def test_the_command_prints_a_table_and_writes_json_and_a_plot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = "--lengths 8 16 --slots 4 --channels 8 --heads 2 --rounds 1 --threads 1".split()
+    small = [
+        "--lengths",
+        "8",
+        "16",
+        "--slots",
+        "4",
+        "--channels",
+        "8",
+        "--heads",
+        "2",
+        "--rounds",
+        "1",
+        "--threads",
+        "1",
+    ]
     assert launch("bench", "complexity", *small, "--no-memory", "--out", str(tmp_path)) == 0
     printed = capsys.readouterr().out
     assert "bound by arithmetic" in " ".join(printed.split())

@@ -7,6 +7,7 @@ from linformers.projections import Projection, make_projection
 from linformers.resample import resample
 from linformers.seq2seq import LinformerEncDec
 from linformers.stack import Linformer
+from linformers.streaming import stream
 from linformers.visualize import Visualizer
 from linformers.windows import in_windows
 
@@ -24,4 +25,5 @@ __all__ = [
     "in_windows",
     "make_projection",
     "resample",
+    "stream",
 ]

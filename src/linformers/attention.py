@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linformers.blocks import attend_blocks, attend_blocks_with_weights
 from linformers.causal import block_sizes, compress_finished
-from linformers.functional import align_left, attend, attend_with_weights, blank, insert_slots, take
+from linformers.functional import align_left, attend, attend_with_weights, blank, by_rows, insert_slots, take
 from linformers.projections import Method, Projection, check_length, make_projection
 from linformers.shorten import Affine, shorten
 
@@ -260,17 +260,22 @@ class LinearMultiheadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The batch-first core: ``(b, n, d)`` and weights ``(b, h, n, k)``."""
         to_query, to_key, to_value = self._channel_maps()
-        q = to_query(query).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (b, h, n, d)
         k, v, slot_keep = shorten(key, value, to_key, to_value, self.projection, heads=self.num_heads, keep=keep)
         slots = k.shape[2]
         k, v, slot_keep = self._append_extra(k, v, slot_keep)
         dropout = self.dropout if self.training else 0.0
+
+        def split(x: Tensor) -> Tensor:  # (b, n, embed_dim) -> (b, h, n, d)
+            return to_query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
         if need_weights:
-            out, weights = attend_with_weights(q, k, v, slot_keep, dropout)
-            weights = insert_slots(weights, slots, self.proj_k)
-        else:
-            out, weights = attend(q, k, v, slot_keep, dropout), None
-        return self.out_proj(out.transpose(1, 2).flatten(2)), weights
+            out, weights = attend_with_weights(split(query), k, v, slot_keep, dropout)
+            return self.out_proj(out.transpose(1, 2).flatten(2)), insert_slots(weights, slots, self.proj_k)
+
+        def look_up(x: Tensor) -> Tensor:
+            return self.out_proj(attend(split(x), k, v, slot_keep, dropout).transpose(1, 2).flatten(2))
+
+        return by_rows(look_up, query), None
 
     def _attend_causally(
         self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, need_weights: bool

@@ -4,9 +4,14 @@ Axes: b batch, h heads, g key/value heads, n query positions, s key positions, k
 Masks: ``keep`` is True where a token (or a slot) is real.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+# Numbers in a piece of rows: a few megabytes.
+ROWS = 2**20
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout: float = 0.0) -> Tensor:
@@ -50,6 +55,22 @@ def attend_with_weights(
     return weights @ v, weights
 
 
+def by_rows(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """``run(x)`` for ``x`` ``(b, n, d)``, if each row of the output depends on its own row of the input only.
+
+    Without gradients a long input goes through in pieces, so that what is made between stays in a cache.
+    """
+    rows = max(64, ROWS // max(1, x.shape[0] * x.shape[2]))
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.shape[1] < 2 * rows:
+        return run(x)
+    first = run(x[:, :rows])
+    out = first.new_empty(x.shape[0], x.shape[1], *first.shape[2:])
+    out[:, :rows] = first
+    for start in range(rows, x.shape[1], rows):
+        out[:, start : start + rows] = run(x[:, start : start + rows])
+    return out
+
+
 def insert_slots(weights: Tensor, used: int, k: int) -> Tensor:
     """Give weights ``(..., used + more)`` the columns of all k slots: ``(..., k + more)``.
 
@@ -79,6 +100,8 @@ def first_rows(matrix: Tensor, length: int) -> Tensor:
     """
     if torch.compiler.is_exporting():
         return matrix.index_select(1, torch.arange(length, device=matrix.device))
+    if not torch.compiler.is_compiling() and length == matrix.shape[1]:
+        return matrix  # the backward of a slice, also of all of it, fills a gradient of zeros first
     return matrix[:, :length]
 
 
@@ -121,11 +144,77 @@ def window_positions(max_len: int, k: int, used: int, device: torch.device) -> T
     return starts[:, None] + torch.arange(-(-max_len // k), device=device)
 
 
+def piece_windows(x: Tensor, offset: int, max_len: int, k: int) -> tuple[int, Tensor, Tensor]:
+    """:func:`segment_windows` of a piece of a sequence.
+
+    Args:
+        x: ``(b, c, ...)``, the positions from ``offset`` on.
+
+    Returns:
+        The first segment whose window reaches the piece; the windows from there on, ``(b, m, w, ...)``, zero (or False) outside the
+        piece; and the position of each of their places, ``(m, w)``.
+    """
+    size, width = x.shape[1], -(-max_len // k)
+    first, last = max(0, (offset - width) * k // max_len), min(k, -(-(offset + size) * k // max_len))
+    if max_len % k == 0 and offset % width == 0 and size % width == 0:  # the windows lie side by side
+        position = torch.arange(offset, offset + size, device=x.device).view(-1, width)
+        return offset // width, x.unflatten(1, (-1, width)), position
+    starts = torch.arange(first, last, device=x.device) * max_len // k
+    position = starts[:, None] + torch.arange(width, device=x.device)
+    inside = ((position >= offset) & (position < offset + size)).view(1, last - first, width, *[1] * (x.dim() - 2))
+    places = (position - offset).clamp(0, size - 1).flatten()
+    gathered = x.index_select(1, places).unflatten(1, (last - first, width))
+    return first, gathered & inside if x.dtype == torch.bool else gathered.masked_fill(~inside, 0), position
+
+
 def segment_membership(length: int, max_len: int, k: int, device: torch.device) -> Tensor:
     """Which places of the windows of :func:`segment_windows` belong to their own segment and to the input: ``(used, w)``."""
     used = used_segments(length, max_len, k)
     ends = torch.arange(1, used + 1, device=device) * max_len // k
     return window_positions(max_len, k, used, device) < ends.clamp(max=length)[:, None]
+
+
+def member_windows(x: Tensor, keep: Tensor | None, max_len: int, k: int) -> tuple[Tensor, Tensor]:
+    """The windows of ``x`` ``(b, 1, s, d)``, and which of their places are real tokens of their own segment.
+
+    Returns:
+        ``(b, used, w, d)`` and ``(b or 1, used, w)``.
+    """
+    windows = segment_windows(blank(x[:, 0], keep), max_len, k)
+    member = segment_membership(x.shape[2], max_len, k, x.device)[None]
+    return windows, member if keep is None else member & segment_windows(keep, max_len, k)
+
+
+def member_piece(x: Tensor, offset: int, keep: Tensor | None, max_len: int, k: int) -> tuple[slice, Tensor, Tensor]:
+    """:func:`member_windows` of the positions from ``offset`` on: which slots they reach, ``(b, m, w, d)`` and ``(b or 1, m, w)``."""
+    first, windows, position = piece_windows(blank(x[:, 0], keep), offset, max_len, k)
+    ends = torch.arange(first + 1, first + len(position) + 1, device=x.device) * max_len // k
+    member = ((position >= offset) & (position < (offset + x.shape[2])) & (position < ends[:, None]))[None]
+    if keep is not None:
+        member = member & piece_windows(keep, offset, max_len, k)[1]
+    return slice(first, first + len(position)), windows, member
+
+
+def filled(real: Tensor, keep: Tensor | None, always: bool = True) -> Tensor | None:
+    """Which slots hold a token, from their windows ``(b or 1, used, w)``.
+
+    None if, as ``always`` says, no slot can be without one unless the tokens of its window are masked. An export computes
+    all k slots, also those that begin past the end of the input, and must look.
+    """
+    return None if keep is None and always and not torch.compiler.is_exporting() else real.any(-1)
+
+
+def multiply(matrix: Tensor, x: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """E x and E 1 for rows ``(heads, c, k)`` and positions ``(b, h or 1, c, d)``, blank where ``keep`` ``(b, c)`` is False."""
+    if len(matrix) == 1:
+        content = matrix[0].mT @ x
+    elif x.shape[1] == 1:
+        content = torch.einsum("hsk,bsd->bhkd", matrix, x[:, 0])
+    else:
+        content = torch.einsum("hsk,bhsd->bhkd", matrix, x)
+    if keep is None:
+        return content, matrix.sum(1)[None]  # (1, heads, k)
+    return content, torch.einsum("hsk,bs->bhk", matrix, keep.to(matrix.dtype))
 
 
 def align_left(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -119,7 +119,7 @@ class Layer(nn.Module):
         ff: FeedForward | None,
     ) -> None:
         super().__init__()
-        self.index, self.pre = index, norm == "pre"
+        self.index, self.channels, self.pre = index, channels, norm == "pre"
         self.mixing, self.attention, self.cross, self.ff = mixing, attention, cross, ff
         present = {"mixing": mixing, "attention": attention, "cross": cross, "ff": ff}
         self.norms = nn.ModuleDict(

@@ -14,9 +14,9 @@ from torch.utils.checkpoint import checkpoint
 
 from linformers.blocks import attend_blocks, attend_blocks_with_weights
 from linformers.causal import CausalState, compress_finished
-from linformers.functional import attend, attend_with_weights, blank, insert_slots
+from linformers.functional import attend, attend_with_weights, blank, by_rows, insert_slots
 from linformers.projections import KEY, VALUE, Mean, Projection, one_of
-from linformers.shorten import shorten, split_heads
+from linformers.shorten import Shortener, shorten, split_heads
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu}
 
@@ -112,11 +112,13 @@ class Attention(nn.Module):
             :func:`linformers.blocks.attend_blocks_with_weights`), with full attention ``(b, h, n, n)``.
         """
         projection = projection if self.projection is None else self.projection
-        q = self._split(self.q_proj(x), self.heads)
-        q = q if rotate is None else rotate(q)
         if self.kind == "linformer" and not self.causal and not self.block:
             memory = self._shorten(x, keep, projection, rotate)
-            return self._attend_memory(q, memory, need_weights)
+            if need_weights or rotate is not None:
+                return self.look_up(x, memory, need_weights, rotate)
+            return by_rows(lambda rows: self.look_up(rows, memory)[0], x), None
+        q = self._split(self.q_proj(x), self.heads)
+        q = q if rotate is None else rotate(q)
         k, v = self._split(self.k_proj(x), self.kv_heads), self._split(self.v_proj(x), self.kv_heads)
         k = k if rotate is None else rotate(k)
         if keep is not None:
@@ -137,9 +139,21 @@ class Attention(nn.Module):
             k, v = (blank(t, keep[:, None]) for t in (k, v))
         return Memory(k, v, keep)
 
-    def look_up(self, x: Tensor, memory: Memory, need_weights: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Cross-attention of ``x`` ``(b, n, ch)`` to a context."""
-        return self._attend_memory(self._split(self.q_proj(x), self.heads), memory, need_weights)
+    def look_up(
+        self, x: Tensor, memory: Memory, need_weights: bool = False, rotate: Rotate | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention of ``x`` ``(b, n, ch)`` to a context, or to its own sequence as :meth:`shortener` made it."""
+        q = self._split(self.q_proj(x), self.heads)
+        return self._attend_memory(q if rotate is None else rotate(q), memory, need_weights)
+
+    def shortener(self, length: int, projection: Projection | None, rotary: bool = False) -> Shortener:
+        """What makes the memory of a whole sequence of ``length`` from pieces of it."""
+        projection = projection if self.projection is None else self.projection
+        if projection is None:
+            raise TypeError("this attention has no projection of its own; hand it one")
+        return Shortener(
+            self.k_proj, self.v_proj, projection, heads=self.kv_heads, length=length, k=self.slots, rotary=rotary
+        )
 
     def step(
         self,

@@ -14,7 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linformers.functional import blank, first_rows, segment_membership, segment_windows
+from linformers.functional import (
+    blank,
+    filled,
+    first_rows,
+    member_piece,
+    member_windows,
+    multiply,
+    piece_windows,
+    segment_windows,
+    used_segments,
+)
 
 KEY, VALUE = 0, 1
 
@@ -36,6 +46,22 @@ class Slots(NamedTuple):
     content: Tensor
     mass: Tensor | None
     keep: Tensor | None
+
+
+class Sums(NamedTuple):
+    """A sequence that is being shortened piece by piece, in any order, by one process or by several.
+
+    Those of several processes are put together by adding them up; the content of ``max`` by taking the larger.
+
+    Attributes:
+        content: ``(b, h or 1, k, d)``.
+        mass: ``(b, h or 1, k)``, see :class:`Slots`.
+        tokens: ``(b, k)``, how many real tokens are in the window of each slot.
+    """
+
+    content: Tensor
+    mass: Tensor
+    tokens: Tensor
 
 
 class Projection(nn.Module, ABC):
@@ -96,6 +122,27 @@ class Projection(nn.Module, ABC):
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         """:meth:`forward` after its checks. One whose ``heads`` is 1 gets ``(b, 1, s, d)``."""
 
+    def begin(self, x: Tensor, length: int, k: int | None = None) -> Sums:
+        """Nothing yet of a sequence of ``length`` positions, whose pieces look like ``x`` ``(b, h or 1, c, d)``."""
+        b, h, _, d = x.shape
+        k, heads = self._used(length, self.k if k is None else k), max(h, self.heads)
+        return Sums(x.new_zeros(b, heads, k, d), x.new_zeros(b, heads, k), x.new_zeros(b, k, dtype=torch.long))
+
+    def add_piece(
+        self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
+    ) -> None:
+        """Add the positions from ``offset`` on, ``x`` ``(b, h or 1, c, d)`` with ``keep`` ``(b, c)``, in place and without gradients."""
+        raise ValueError(f"{type(self).__name__} sees its whole input at once and cannot be given it in pieces")
+
+    def finish(self, sums: Sums) -> Slots:
+        """What :meth:`forward` would have made of all pieces at once."""
+        real = sums.tokens > 0
+        return Slots(sums.content, sums.mass, None if bool(real.all()) else real)
+
+    def _used(self, length: int, k: int) -> int:
+        """How many slots an input of ``length`` gets."""
+        return used_segments(length, self.max_len, k)
+
     def reset_parameters(self) -> None:
         """Draw the start anew."""
 
@@ -147,25 +194,30 @@ class Dense(Projection):
 
     def matrix(self, part: int) -> Tensor:
         """E or F, as ``(heads, max_len, k)``."""
-        return self.weight[part]
+        return self.weight[part] if self.parts > 1 else self.weight.flatten(0, 1)  # a view has a cheaper backward
 
     def cost(self, length: int) -> int:
         return length * self.k
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         x = x if keep is None else blank(x, keep[:, None])
-        matrix = first_rows(self.matrix(part)[..., :k], x.shape[2])  # (heads, s, k)
-        if self.heads == 1:
-            content = matrix[0].mT @ x
-        elif x.shape[1] == 1:
-            content = torch.einsum("hsk,bsd->bhkd", matrix, x[:, 0])
-        else:
-            content = torch.einsum("hsk,bhsd->bhkd", matrix, x)
-        if keep is None:
-            mass = matrix.sum(1)[None]  # (1, heads, k)
-        else:
-            mass = torch.einsum("hsk,bs->bhk", matrix, keep.to(matrix.dtype))
-        return Slots(content, mass, None)
+        matrix = self.matrix(part) if k == self.k else self.matrix(part)[..., :k]
+        return Slots(*multiply(first_rows(matrix, x.shape[2]), x, keep), None)
+
+    def add_piece(
+        self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
+    ) -> None:
+        x = x if keep is None else blank(x, keep[:, None])
+        rows = self.matrix(min(part, self.parts - 1))[:, offset : offset + x.shape[2], : sums.content.shape[2]]
+        content, mass = multiply(rows, x, keep)
+        sums.content.add_(content)
+        sums.mass.add_(mass)
+
+    def finish(self, sums: Sums) -> Slots:
+        return Slots(sums.content, sums.mass, None)
+
+    def _used(self, length: int, k: int) -> int:
+        return k
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -255,6 +307,21 @@ class Convolution(Projection):
         mass = torch.einsum("hw,bkw->bhk", kernel.to(real.dtype), real)
         return Slots(content, mass, filled(real > 0, keep))
 
+    def add_piece(
+        self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
+    ) -> None:
+        k = self.k if k is None else k
+        kernel = stretch(self.kernel[min(part, self.parts - 1)], -(-self.max_len // k))  # (heads, w)
+        x = x if keep is None else blank(x, keep[:, None])
+        first, windows, _ = piece_windows(x.transpose(1, 2), offset, self.max_len, k)  # (b, m, w, h or 1, d)
+        real = x.new_ones(1, x.shape[2], dtype=torch.bool) if keep is None else keep
+        _, real, _ = piece_windows(real, offset, self.max_len, k)  # (b or 1, m, w)
+        some = slice(first, first + real.shape[1])
+        one = "hw,bkwhd->bhkd" if x.shape[1] > 1 else "hw,bkwod->bhkd"
+        sums.content[:, :, some] += torch.einsum(one, kernel, windows)
+        sums.mass[:, :, some] += torch.einsum("hw,bkw->bhk", kernel, real.to(kernel.dtype))
+        sums.tokens[:, some] += real.sum(-1)
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         width = self.kernel.shape[-1]
@@ -279,6 +346,17 @@ class Mean(Projection):
         content = total / member.sum(-1, keepdim=True).clamp(min=1)
         return Slots(content[:, None], None, filled(member, keep, always=k <= self.max_len))
 
+    def add_piece(
+        self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
+    ) -> None:
+        some, windows, member = member_piece(x, offset, keep, self.max_len, self.k if k is None else k)
+        sums.content[:, 0, some] += (member[:, :, None].to(x.dtype) @ windows).squeeze(2)
+        sums.tokens[:, some] += member.sum(-1)
+
+    def finish(self, sums: Sums) -> Slots:
+        content, _, keep = super().finish(sums)
+        return Slots(content / sums.tokens.clamp(min=1)[:, None, :, None], None, keep)
+
 
 class Max(Projection):
     """Each slot is the largest value, channel by channel, of the real tokens of its segment."""
@@ -290,6 +368,23 @@ class Max(Projection):
         content = windows.masked_fill(~member[..., None], -torch.inf).amax(2)  # (b, used, d)
         content = content.masked_fill(~member.any(-1, keepdim=True), 0.0)
         return Slots(content[:, None], None, filled(member, keep, always=k <= self.max_len))
+
+    def begin(self, x: Tensor, length: int, k: int | None = None) -> Sums:
+        sums = super().begin(x, length, k)
+        sums.content.fill_(-torch.inf)
+        return sums
+
+    def add_piece(
+        self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
+    ) -> None:
+        some, windows, member = member_piece(x, offset, keep, self.max_len, self.k if k is None else k)
+        largest = windows.masked_fill(~member[..., None], -torch.inf).amax(2)  # (b, m, d)
+        sums.content[:, 0, some] = torch.maximum(sums.content[:, 0, some], largest)
+        sums.tokens[:, some] += member.sum(-1)
+
+    def finish(self, sums: Sums) -> Slots:
+        content, _, keep = super().finish(sums)
+        return Slots(content.masked_fill((sums.tokens == 0)[:, None, :, None], 0.0), None, keep)
 
 
 class Custom(Projection):
@@ -408,26 +503,6 @@ def segment_means(max_len: int, k: int) -> Tensor:
     bits = max(1, math.ceil(math.log2(k)))
     spread = sorted(range(k), key=lambda j: f"{j:0{bits}b}"[::-1])
     return (member / member.sum(0).clamp(min=1))[:, spread]
-
-
-def member_windows(x: Tensor, keep: Tensor | None, max_len: int, k: int) -> tuple[Tensor, Tensor]:
-    """The windows of ``x`` ``(b, 1, s, d)``, and which of their places are real tokens of their own segment.
-
-    Returns:
-        ``(b, used, w, d)`` and ``(b or 1, used, w)``.
-    """
-    windows = segment_windows(blank(x[:, 0], keep), max_len, k)
-    member = segment_membership(x.shape[2], max_len, k, x.device)[None]
-    return windows, member if keep is None else member & segment_windows(keep, max_len, k)
-
-
-def filled(real: Tensor, keep: Tensor | None, always: bool = True) -> Tensor | None:
-    """Which slots hold a token, from their windows ``(b or 1, used, w)``.
-
-    None if, as ``always`` says, no slot can be without one unless the tokens of its window are masked. An export computes
-    all k slots, also those that begin past the end of the input, and must look.
-    """
-    return None if keep is None and always and not torch.compiler.is_exporting() else real.any(-1)
 
 
 def check_length(length: int, max_len: int) -> None:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linformers.functional import blank
-from linformers.projections import KEY, VALUE, Projection, Slots
+from linformers.projections import KEY, VALUE, Projection, Slots, Sums
 
 
 class Affine(NamedTuple):
@@ -75,6 +75,55 @@ def shorten(
     return keys, values, slot_keep(slots, key)
 
 
+class Shortener:
+    """:func:`shorten` for self-attention over a sequence that comes in pieces, without gradients.
+
+    Args:
+        length: of the whole sequence.
+        rotary: whether pieces come with a ``rotate``.
+    """
+
+    def __init__(
+        self,
+        to_key: ChannelMap,
+        to_value: ChannelMap,
+        projection: Projection,
+        *,
+        heads: int,
+        length: int,
+        k: int | None = None,
+        rotary: bool = False,
+    ) -> None:
+        self.maps, self.projection, self.heads, self.length, self.k = (to_key, to_value), projection, heads, length, k
+        shape = torch.empty(1, length, 0)
+        self.first = [shortens_first(projection, shape, to, heads) for to in self.maps]
+        self.first[KEY] &= not rotary
+        self.parts = [KEY] if all(self.first) and projection.parts == 1 and projection.heads == 1 else [KEY, VALUE]
+        self.sums: dict[int, Sums] = {}
+
+    def add(
+        self, x: Tensor, offset: int, keep: Tensor | None = None, rotate: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        """Add the positions from ``offset`` on: ``(b, c, d)``, with ``keep`` ``(b, c)``."""
+        for part in self.parts:
+            turn = rotate if part == KEY else None
+            y = x[:, None] if self.first[part] else mapped(x, self.maps[part], self.projection, self.heads, keep, turn)
+            if part not in self.sums:
+                self.sums[part] = self.projection.begin(y, self.length, self.k)
+            self.projection.add_piece(self.sums[part], y, offset, keep, part, self.k)
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What :func:`shorten` returns."""
+        slots = {part: self.projection.finish(sums) for part, sums in self.sums.items()}
+        keys, values = (
+            map_slots(found, self.maps[part], self.heads)
+            if self.first[part]
+            else split_heads(found.content, self.heads)
+            for part, found in ((part, slots.get(part, slots[KEY])) for part in (KEY, VALUE))
+        )
+        return keys, values, slots[KEY].keep
+
+
 def shortens_first(projection: Projection, x: Tensor, linear: ChannelMap, heads: int) -> bool:
     """Whether ``(E x) W`` costs fewer multiplications than ``E (x W)``, and is the same."""
     if not projection.linear:
@@ -107,14 +156,24 @@ def one(
     if first:
         slots = projection(x[:, None], keep, part, k)
         return map_slots(slots, linear, heads), slots
+    slots = projection(mapped(x, linear, projection, heads, keep, rotate), keep, part, k)
+    return split_heads(slots.content, heads), slots
+
+
+def mapped(
+    x: Tensor,
+    linear: ChannelMap,
+    projection: Projection,
+    heads: int,
+    keep: Tensor | None,
+    rotate: Callable[[Tensor], Tensor] | None,
+) -> Tensor:
+    """Map positions ``(b, s, d)`` before they are shortened: ``(b, g, s, e / g)``, or ``(b, 1, s, e)`` if the heads share E."""
     x = linear(blank(x, keep))  # blank here too: NaN in padding times a gradient of zero is NaN in that of the map
     if rotate is not None:
         x = rotate(x.unflatten(-1, (heads, -1)).transpose(1, 2))
-        x = x if projection.heads > 1 else x.transpose(1, 2).flatten(2)[:, None]
-    else:
-        x = x.unflatten(-1, (heads, -1)).transpose(1, 2) if projection.heads > 1 else x[:, None]
-    slots = projection(x, keep, part, k)
-    return split_heads(slots.content, heads), slots
+        return x if projection.heads > 1 else x.transpose(1, 2).flatten(2)[:, None]
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2) if projection.heads > 1 else x[:, None]
 
 
 def map_slots(slots: Slots, linear: ChannelMap, heads: int) -> Tensor:

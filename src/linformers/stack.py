@@ -322,6 +322,11 @@ class Linformer(nn.Module):
                 raise ValueError("this stack has no cross-attention to use a memory; build it with context_size")
             if memory[0].keys.shape[0] != x.shape[0]:
                 raise ValueError(f"got a batch of {x.shape[0]} with a memory of {memory[0].keys.shape[0]} rows")
+        trace = trace or Trace(need_weights=need_weights, need_hidden=False)
+        if memory is None and state is None and self._streams(x, trace):
+            from linformers import streaming  # which knows this class
+
+            return streaming.stream(self, x, mask)
         keep, undo = mask, None
         if mask is not None and self.causal:
             x, keep, undo = align_left(x, mask)
@@ -339,7 +344,7 @@ class Linformer(nn.Module):
             rotate=rotary_positions(torch.arange(x.shape[1], device=x.device), self.head_dim) if self.rotary else None,
             memories=memory,
             state=state,
-            trace=trace or Trace(need_weights=need_weights, need_hidden=False),
+            trace=trace,
         )
         # What has side effects must not be run again in the backward pass.
         once = state is not None or call.trace.need_weights
@@ -460,6 +465,17 @@ class Linformer(nn.Module):
             attention.slots = slots or attention.slots
             attention.k = attention.slots * length // attention.block if self.causal else attention.slots
         self.input_size = length
+
+    def _streams(self, x: Tensor, trace: Trace) -> bool:
+        """Whether running in pieces gives the same and is faster: long inputs, without gradients, where nobody looks inside."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.training or not len(x):
+            return False
+        from linformers import streaming
+
+        if trace.need_weights or trace.need_hidden or x.shape[1] < 2 * streaming.piece_length(self, len(x)):
+            return False
+        watched = any(module._forward_hooks or module._forward_pre_hooks for module in self.layers.modules())
+        return not watched and streaming.obstacle(self) is None
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[2] != self.channels:
