@@ -100,6 +100,8 @@ def fit(
     for step, sample in enumerate(turns, 1):
         with torch.enable_grad():
             part, whole = _distance(projection, sample, local_window)
+            if not part.requires_grad:  # so short that it is exact
+                continue
             gradients = torch.autograd.grad(part / whole, parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient

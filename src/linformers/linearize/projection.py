@@ -1,56 +1,120 @@
-"""The projections that a trained model starts from: segment means, and segment means with a learned correction.
+"""The projections that a trained model starts from: means of its real tokens, and such means with a learned correction.
 
-Axes: b batch, h heads, s key positions, k slots, d channels.
+Axes: b batch, h heads, s key positions, m real tokens, k slots, u slots in use, d channels.
 """
 
 import torch
 from torch import Tensor, nn
 
+from linformers.functional import blank
 from linformers.projections import SHARINGS, Dense, Mean, Projection, Slots, one_of
 
 METHODS = ("mean", "learnable")
 
 
-class CorrectedMean(Dense):
-    """Each slot is the mean of the real tokens of its segment, plus a learned mixture of all real tokens: ``mean + C^T x``.
+class TokenMeans(Projection):
+    """Each slot is the mean of consecutive real tokens; the first and the last one have a slot of their own.
 
-    C begins at zero. So a short or padded input starts as good as a long one, and k = ``max_len`` starts as full attention at every
-    length, which no fixed matrix E does: its columns would have to know how many tokens of their segment are real. A slot without a
-    real token of its own takes no part, whatever C has learned.
+    The m real tokens of an input are spread over the k slots, whatever the maximum length is. So an input with at most k of them is attended
+    to exactly, and padding changes nothing. Trained encoders rest much of their attention on the special tokens at both ends, which a
+    mean with others would lose. With fewer than three slots the ends are not set apart.
     """
 
-    def __init__(
-        self,
-        max_len: int,
-        k: int,
-        parts: int = 2,
-        heads: int = 1,
-        *,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(max_len, k, parts, heads, device=device, dtype=dtype)
-        self.segments = Mean(max_len, k)
+    def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
+        return token_means(x, keep, k)
+
+
+class CorrectedMean(Dense):
+    """:class:`TokenMeans` plus a learned mixture of all real tokens: ``mean + C^T x``, where C begins at zero.
+
+    C has a row for every position of the longest input. A shorter one is stretched over these rows, and its correction is weighed by
+    ``(m - k) / (max_len - k)``: an input with at most k real tokens needs none, and stays exact whatever C has learned.
+    """
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
-        learned = super().shorten(x, keep, part, k)
-        b, h = x.shape[:2]
-        rows = None if keep is None else keep.repeat_interleave(h, 0)
-        mean, _, real = self.segments(x.flatten(0, 1)[:, None], rows, part, k)  # (b h, 1, used, d)
-        used = mean.shape[2]  # segments past the end of the input were not computed
-        content = learned.content[:, :, :used] + mean.unflatten(0, (b, h)).squeeze(2)
-        mass = None if learned.mass is None else learned.mass[..., :used] + 1
-        if real is not None and real.shape[0] != 1:
-            real = real[::h]
-        return Slots(content, mass, real)
+        mean, _, real = token_means(x, keep, k)
+        s, used = x.shape[2], mean.shape[2]
+        exporting = torch.compiler.is_exporting()
+        if self.max_len <= k or (keep is None and not exporting and s <= k):
+            return Slots(mean, None, real)
+        keep = or_real(keep, x) if exporting else keep
+        rank, count = ranks(keep, s, x.device)  # (b or 1, s), (b or 1, 1)
+        share = ((count - k) / (self.max_len - k)).clamp(0, 1) * self.max_len / count.clamp(min=1)
+        share = share.to(x.dtype)[:, None]  # (b or 1, 1, 1)
+        row = rank * self.max_len // count.clamp(min=1)  # no two real tokens have the same
+        matrix = self.matrix(part)[..., :k]  # (heads, max_len, k)
+        if keep is None:
+            matrix = matrix[:, row[0]]  # (heads, s, k)
+            mass = matrix.sum(1)[None]
+        else:
+            x = gather_at(
+                blank(x, keep[:, None]), row.masked_fill(~keep, self.max_len), self.max_len
+            )  # (b, h, max_len, d)
+            there = gather_at(keep[:, None, :, None].to(x.dtype), row.masked_fill(~keep, self.max_len), self.max_len)
+            mass = torch.einsum("hsk,bs->bhk", matrix, there[:, 0, :, 0].to(matrix.dtype))
+        if self.heads == 1:
+            content = matrix[0].mT @ x
+        else:
+            content = torch.einsum("hsk,bhsd->bhkd", matrix, x.expand(-1, self.heads, -1, -1))
+        return Slots(mean + (share[..., None] * content)[:, :, :used], 1 + (share * mass)[..., :used], real)
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
-    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
-        super().resample_(max_len, k, noise)
-        self.segments.resample_(max_len, k)
-        return self
+
+def token_means(x: Tensor, keep: Tensor | None, k: int) -> Slots:
+    """The slots of :class:`TokenMeans`.
+
+    Args:
+        x: ``(b, h, s, d)``.
+        keep: ``(b, s)``, True where a token is real.
+        k: the slots there are; as many as the input can fill are returned.
+    """
+    s = x.shape[2]
+    used = k if torch.compiler.is_exporting() else min(s, k)  # an export has one number of slots for all lengths
+    if keep is None and not torch.compiler.is_exporting():
+        if s <= k:
+            return Slots(x, None, None)
+        slot = slot_of(*ranks(None, s, x.device), k)[0]
+        size = x.new_zeros(k).index_add(0, slot, x.new_ones(s))
+        total = x.new_zeros(*x.shape[:2], k, x.shape[3]).index_add(2, slot, x)
+        return Slots(total / size[:, None], None, None)
+    keep = or_real(keep, x)
+    slot = slot_of(*ranks(keep, s, x.device), k).masked_fill(~keep, used)
+    size = gather_at(keep[:, None, :, None].to(x.dtype), slot, used)  # (b, 1, u, 1)
+    total = gather_at(blank(x, keep[:, None]), slot, used)  # (b, h, u, d)
+    return Slots(total / size.clamp(min=1), None, size[:, 0, :, 0] > 0)
+
+
+def ranks(keep: Tensor | None, s: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Which of the real tokens each is, ``(b or 1, s)``, and how many there are, ``(b or 1, 1)``."""
+    if keep is None:
+        return torch.arange(s, device=device)[None], torch.full((1, 1), s, device=device)
+    return keep.cumsum(1) - 1, keep.sum(1, keepdim=True)
+
+
+def slot_of(rank: Tensor, count: Tensor, k: int) -> Tensor:
+    """The slot of each of ``count`` real tokens."""
+    if k < 3:
+        spread = ((rank + 1) * k - 1) // count.clamp(min=1)
+    else:
+        spread = (1 + (rank * (k - 2) - 1) // (count - 2).clamp(min=1)).clamp(min=1)
+        spread = torch.where(rank == 0, 0, torch.where(rank == count - 1, k - 1, spread))
+    return torch.where(count <= k, rank, spread)
+
+
+def gather_at(x: Tensor, place: Tensor, places: int) -> Tensor:
+    """Add up what goes to the same place: ``(b, h, s, d)`` with ``(b, s)`` to ``(b, h, places, d)``; place ``places`` is thrown away."""
+    b, h, _, d = x.shape
+    rows = (place + (places + 1) * torch.arange(b, device=x.device)[:, None]).flatten()
+    flat = x.transpose(1, 2).flatten(2).flatten(0, 1)  # (b s, h d)
+    sums = x.new_zeros(b * (places + 1), h * d).index_add(0, rows, flat)
+    return sums.view(b, places + 1, h, d)[:, :places].transpose(1, 2)
+
+
+def or_real(keep: Tensor | None, x: Tensor) -> Tensor:
+    """``keep``, or all True for ``(b, h, s, d)``."""
+    return torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device) if keep is None else keep
 
 
 def make_start(
@@ -60,6 +124,7 @@ def make_start(
     *,
     heads: int,
     sharing: str = "headwise",
+    block: bool = False,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Projection:
@@ -68,9 +133,11 @@ def make_start(
     Args:
         method: ``"mean"``, without anything to train, or ``"learnable"`` (see :class:`CorrectedMean`).
         sharing: for ``"learnable"``: ``"none"``, ``"headwise"`` or ``"kv"``.
+        block: whether it is for the blocks of causal attention, which have no special tokens at their ends and one length.
     """
     one_of("sharing", sharing, SHARINGS[:3])
-    if one_of("method", method, METHODS) == "mean":
-        return Mean(max_len, k)
+    one_of("method", method, METHODS)
+    if method == "mean":
+        return Mean(max_len, k) if block else TokenMeans(max_len, k)
     parts, own_heads = {"none": (2, heads), "headwise": (2, 1), "kv": (1, 1)}[sharing]
     return CorrectedMean(max_len, k, parts, own_heads, device=device, dtype=dtype)

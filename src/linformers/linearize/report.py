@@ -11,7 +11,7 @@ class Replaced:
         name: of the module, as in ``model.named_modules()``.
         k: its slots.
         how: what it became.
-        error_before: of the attention output on the calibration inputs, relative to its size, with plain segment means; None
+        error_before: of the attention output on the calibration inputs, relative to its size, with plain means; None
             without a fit.
         error_after: the same after the fit.
     """

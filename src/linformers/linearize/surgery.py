@@ -42,10 +42,17 @@ class Plan(NamedTuple):
             return min(self.max_len, slots_for(samples, self.share))
         return self.k if isinstance(self.k, int) else int(self.k[index])
 
-    def start(self, positions: int, slots: int, heads: int, like: Tensor) -> Projection:
+    def start(self, positions: int, slots: int, heads: int, like: Tensor, block: bool = False) -> Projection:
         """A projection in the device and dtype of ``like``."""
         return make_start(
-            self.method, positions, slots, heads=heads, sharing=self.sharing, device=like.device, dtype=like.dtype
+            self.method,
+            positions,
+            slots,
+            heads=heads,
+            sharing=self.sharing,
+            block=block,
+            device=like.device,
+            dtype=like.dtype,
         )
 
 
@@ -72,15 +79,15 @@ def linearize(
     ``save_pretrained`` and ``from_pretrained``; a model of plain torch is loaded by building it, linearising it in the same way, and loading
     its state dict.
 
-    At the start every slot is the mean of the real tokens of its segment, so that short inputs stay good, and k = ``max_len`` changes
-    nothing.
+    At the start every slot is the mean of some real tokens (see :class:`linformers.linearize.TokenMeans`): an input with at most k of them
+    is attended to exactly, so that short inputs stay as they were, and k = ``max_len`` changes nothing.
 
     Args:
         model: changed in place.
         k: the slots of every attention; or a list with those of each attention that is replaced; or ``"spectrum"``, which takes for each
             the smallest k that holds ``share`` of the singular values of its attention on the calibration inputs.
         max_len: the longest input.
-        method: ``"mean"``, segment means with nothing to train; or ``"learnable"``, the same with a correction to be trained.
+        method: ``"mean"``, means of real tokens with nothing to train; or ``"learnable"``, the same with a correction to be trained.
         sharing: of a learnable projection: ``"none"``, each head has its own; ``"headwise"``; or ``"kv"``, one for keys and values.
         local_window: also see the exact keys of the own and the neighbouring blocks of this many positions (Hugging Face models).
         causal: the self-attention of decoders: ``"leave"`` it, make it ``"block"``-causal, or replace it both ways because the model's
@@ -277,7 +284,7 @@ def _convert_site(model: nn.Module, site: modules.Site, plan: Plan, index: int) 
         site.module,
         max_len=plan.max_len,
         k=k,
-        make=lambda positions, slots: plan.start(positions, slots, site.module.num_heads, like),
+        make=lambda positions, slots: plan.start(positions, slots, site.module.num_heads, like, block_causal),
         causal=block_causal,
         block_size=plan.block_size,
     )
