@@ -111,6 +111,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 
 
 def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.Namespace) -> dict[str, Any]:
+    """Train one cell, and measure it on what it has not seen."""
     torch.manual_seed(seed)
     tokens = text.vocabulary if text else 160
     options = {"local_kernel": args.local_kernel, **CONTENDERS[contender]}
@@ -171,7 +172,9 @@ def table(path: str) -> None:
         setting = " ".join(f"{k}={v}" for k, v in cell["setting"].items() if k not in ("contender", "seed"))
         groups[setting][cell["setting"]["contender"]].append(cell)
     for setting, contenders in groups.items():
-        print(f"\n{setting}\n| contender | seeds | loss | accuracy | share of full's gain (loss) | s/step |\n|---|---|---|---|---|---|")
+        print(
+            f"\n{setting}\n| contender | seeds | loss | accuracy | share of full's gain (loss) | s/step |\n|---|---|---|---|---|---|"
+        )
         mean = {c: statistics.mean(x["loss"] for x in cells) for c, cells in contenders.items()}
         for name, cells in sorted(contenders.items(), key=lambda item: mean[item[0]]):
             share = ""
@@ -186,6 +189,7 @@ def table(path: str) -> None:
 
 
 def main() -> None:
+    """Run the cells that are missing, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", nargs="?", choices=("mlm", "clm", "count", "recall"))
     parser.add_argument("--contenders", nargs="+", default=["full", "none", "linformer"], choices=CONTENDERS)
@@ -217,7 +221,9 @@ def main() -> None:
     keys = ("task", "n", "k", "width", "heads", "depth", "steps", "batch", "rate", "local_kernel", "positions")
     for seed in range(args.seeds):
         for contender in args.contenders:
-            setting = {key: getattr(args, key) for key in keys} | {"text": Path(args.text).name if args.text else "pydoc"}
+            setting = {key: getattr(args, key) for key in keys} | {
+                "text": Path(args.text).name if args.text else "pydoc"
+            }
             setting |= {"contender": contender, "seed": seed}
             if setting in done:
                 continue
