@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from linformers.cli import app, launch
-from linformers.experiments import causal, complexity, contenders, decode, measure, peers, report
+from linformers.experiments import causal, complexity, contenders, decode, measure, peers, report, streaming
 
 MEGABYTES = 2**20
 
@@ -193,8 +193,18 @@ def test_tables_of_peers_and_decode(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "1.25" in capsys.readouterr().out
 
 
+def test_streaming_measures_every_length(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = streaming.Settings(lengths=(64, 128), d=8, heads=2, k=4, ff=16, rounds=1, threads=1, memory=False)
+    cells = streaming.run(settings)["cells"]
+    assert [cell["n"] for cell in cells] == [64, 128]
+    assert cells[1]["rate"] == 128 / cells[1]["seconds"]
+    sizes = ["--lengths", "64", "--channels", "8", "--k", "4", "--rounds", "1", "--threads", "1"]
+    assert launch("bench", "stream", *sizes) == 0
+    assert "MB" in capsys.readouterr().out
+
+
 def test_every_benchmark_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("peers", "complexity", "causal", "decode"):
+    for command in ("peers", "complexity", "causal", "decode", "stream"):
         app(["bench", command, "--help"], result_action="return_value")
         assert "--rounds" in capsys.readouterr().out
 

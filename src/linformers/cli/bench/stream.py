@@ -1,0 +1,59 @@
+"""``linformers bench stream``: one encoder layer over very long inputs."""
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from linformers.cli.bench.common import Common, measure
+
+
+def stream(
+    *,
+    lengths: Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")] = None,
+    channels: int | None = None,
+    k: int | None = None,
+    chunk: int | None = None,
+    memory: bool = True,
+    common: Common | None = None,
+) -> None:
+    """Run one encoder layer in pieces over longer and longer inputs, up to a million positions.
+
+    Example: linformers bench stream --lengths 4096 65536
+
+    Parameters
+    ----------
+    lengths
+        Positions.
+    channels
+        Channels of the model; its feed-forward part has four times as many.
+    k
+        Slots.
+    chunk
+        Positions of a piece; by default a good size is picked.
+    memory
+        Measure the working memory too, in a process for each.
+    """
+    from linformers.experiments import streaming as experiment
+
+    common = common or Common()
+    given = common.given(threads=common.threads, lengths=lengths, d=channels, k=k, chunk=chunk, memory=memory)
+    given |= {"ff": 4 * channels} if channels else {}
+    quick: dict[str, Any] = {"lengths": (4096, 16384), "rounds": 2, "budget": 5.0}
+    settings = experiment.Settings(**({**quick, **given, "memory": False} if common.quick else given))
+    measure(experiment.run, settings, len(settings.lengths), common, tables)
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """Time, rate, share of the matrix product and memory."""
+    from linformers.experiments.report import megabytes, seconds
+
+    table = Table(
+        "n", "time", "tokens a second", "share of sgemm", "working memory", title="one encoder layer in pieces"
+    )
+    for cell in result["cells"]:
+        peak = megabytes(cell["peak"]) if "peak" in cell else ""
+        table.add_row(
+            f"{cell['n']:,}", seconds(cell["seconds"]), f"{cell['rate']:,.0f}", f"{cell['share_of_sgemm']:.2f}", peak
+        )
+    return [table]
