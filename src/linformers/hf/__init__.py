@@ -20,12 +20,8 @@ from linformers.hf.classifiers import (
     LinformerForTokenClassification,
 )
 from linformers.hf.configuration import LinformerConfig
-from linformers.hf.modeling import (
-    LinformerForCausalLM,
-    LinformerForMaskedLM,
-    LinformerModel,
-    LinformerPreTrainedModel,
-)
+from linformers.hf.language import LinformerForCausalLM, LinformerForMaskedLM
+from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel
 from linformers.hf.seq2seq import LinformerForSeq2SeqLM
 
 AutoConfig.register(LinformerConfig.model_type, LinformerConfig)

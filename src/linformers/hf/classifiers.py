@@ -17,7 +17,7 @@ from transformers.modeling_outputs import (
 )
 
 from linformers.hf.configuration import LinformerConfig
-from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel, as_keep, token_loss
+from linformers.hf.modeling import IGNORED, LinformerModel, LinformerPreTrainedModel, as_keep, token_loss
 from linformers.models import pool
 
 
@@ -189,7 +189,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         if start_positions is not None and end_positions is not None:
             # An answer that was cut off has a position past the end; it teaches nothing.
             losses = [
-                token_loss(logits, places.flatten().masked_fill(places.flatten() >= logits.shape[1], -100))
+                token_loss(logits, places.flatten().masked_fill(places.flatten() >= logits.shape[1], IGNORED))
                 for logits, places in ((first, start_positions), (last, end_positions))
             ]
             loss = (losses[0] + losses[1]) / 2

@@ -76,7 +76,6 @@ class LinformerConfig(PreTrainedConfig):
 
     model_type = "linformer"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
-    base_model_fsdp_plan = {"body.linformer": "free_full_weight"}  # noqa: RUF012
 
     vocab_size: int = 30522
     hidden_size: int = 512

@@ -1,4 +1,4 @@
-"""``LinformerModel`` and the language models: transformers' interface around this project's own modules.
+"""``LinformerModel``, and what all models have in common: transformers' interface around this project's own modules.
 
 Axes: b batch, h heads, n positions, k slots, v tokens of the vocabulary, ch channels.
 Masks: ``attention_mask`` is 1, or True, where a token is real; inside it becomes ``keep``.
@@ -10,13 +10,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel, initialization
+from transformers import PreTrainedModel, initialization
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPastAndCrossAttentions,
-    CausalLMOutputWithPast,
-    MaskedLMOutput,
-)
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 from transformers.utils.generic import ModelOutput
 
@@ -285,131 +281,6 @@ class LinformerModel(LinformerPreTrainedModel):
         trace.weights = [join(parts) for parts in zip(*(step.weights for step in steps), strict=True)]
         trace.cross_weights = [join(parts) for parts in zip(*(step.cross_weights for step in steps), strict=True)]
         return torch.stack(outputs, 1)
-
-
-class LanguageModel(LinformerPreTrainedModel):
-    """What the language models have in common: features to logits."""
-
-    lm_head: nn.Linear
-
-    def new_head(self) -> nn.Linear:
-        """A map to the vocabulary; without a bias if it shares the embedding's matrix."""
-        return nn.Linear(self.config.hidden_size, self.config.vocab_size, bias=not self.config.tie_word_embeddings)
-
-    def logits(self, x: Tensor) -> Tensor:
-        """Features ``(..., ch)`` to logits ``(..., v)``."""
-        # As in LinformerLM: an embedding has unit variance, so the logits of a tied head would begin far too large.
-        return self.lm_head(x * self.config.hidden_size**-0.5 if self.config.tie_word_embeddings else x)
-
-
-class LinformerForMaskedLM(LanguageModel):
-    """Logits of every token, from both sides of it."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.body.token_emb.weight"}  # noqa: RUF012
-
-    def __init__(self, config: LinformerConfig) -> None:
-        if config.is_decoder:
-            raise ValueError("this configuration has is_decoder=True; a masked language model looks both ways")
-        super().__init__(config)
-        self.model = LinformerModel(config)
-        self.lm_head = self.new_head()
-        self.post_init()
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Any:
-        """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, -100 where there is none, also the loss."""
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        logits = self.logits(outputs.last_hidden_state)
-        return self._answer(
-            MaskedLMOutput,
-            return_dict,
-            loss=None if labels is None else token_loss(logits, labels, num_items_in_batch),
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
-
-
-class LinformerForCausalLM(LanguageModel, GenerationMixin):
-    """Logits of the next token, from those before it; with ``generate``."""
-
-    _tied_weights_keys = {"lm_head.weight": "model.body.token_emb.weight"}  # noqa: RUF012
-
-    def __init__(self, config: LinformerConfig) -> None:
-        super().__init__(config.causal())
-        self.model = LinformerModel(self.config)
-        self.lm_head = self.new_head()
-        self.post_init()
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # the model makes its own
-
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        inputs_embeds: Tensor | None = None,
-        past_key_values: LinformerCache | None = None,
-        labels: Tensor | None = None,
-        num_items_in_batch: Tensor | int | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        output_attentions: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-    ) -> Any:
-        """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, the input itself or -100, also the loss.
-
-        Args:
-            logits_to_keep: compute those of this many last positions only, or of the positions in a tensor; 0 for all.
-        """
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            past_key_values=past_key_values,
-            use_cache=False if labels is not None and use_cache is None else use_cache,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        x = outputs.last_hidden_state
-        if isinstance(logits_to_keep, Tensor) or logits_to_keep:
-            if labels is not None:
-                raise ValueError("labels need the logits of all positions; leave logits_to_keep out")
-            x = x[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else x[:, -logits_to_keep:]
-        logits = self.logits(x)
-        return self._answer(
-            CausalLMOutputWithPast,
-            return_dict,
-            # The last position has no next token to be compared with.
-            loss=None if labels is None else token_loss(logits[:, :-1], labels[:, 1:], num_items_in_batch),
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-        )
 
 
 def as_keep(mask: Tensor | None) -> Tensor | None:

@@ -12,7 +12,8 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
-from linformers.hf.modeling import IGNORED, LanguageModel, LinformerModel, token_loss
+from linformers.hf.language import LanguageModel
+from linformers.hf.modeling import IGNORED, LinformerModel, token_loss
 
 
 class LinformerForSeq2SeqLM(LanguageModel, GenerationMixin):
