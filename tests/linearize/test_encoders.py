@@ -40,9 +40,10 @@ def test_gradients_at_k_equal_to_n(name):
 
 
 @pytest.mark.parametrize("name", TEXT_NAMES)
-def test_inputs_of_at_most_k_tokens_stay_exact(name):
+@pytest.mark.parametrize("window", [0, 2])
+def test_inputs_of_at_most_k_tokens_stay_exact(name, window):
     model, original = pair(name)
-    linearize(model, k=7, max_len=N, method="learnable")
+    linearize(model, k=7, max_len=N, method="learnable", local_window=window)
     shake(model)
     for n, lengths in ((7, None), (2, None), (N, (7, 4))):
         batch = inputs(name, n, lengths)
@@ -152,6 +153,7 @@ def test_the_guard_sees_the_mask_of_the_original():
 def test_attentions_and_hidden_states_are_returned(name):
     model = make(name)
     linearize(model, k=5, max_len=N)
+    assert model(**inputs(name)).attentions is None
     output = model(**inputs(name), output_attentions=True, output_hidden_states=True)
     assert len(output.hidden_states) == model.config.num_hidden_layers + 1
     globally = [w for w in output.attentions if w is not None]
@@ -204,6 +206,27 @@ def test_an_encoder_inside_another_module_is_found():
     report = linearize(model, k=5, max_len=N)
     assert [new.name for new in report.replaced] == [f"encoder.encoder.layer.{i}.attention.self" for i in range(3)]
     assert model(**inputs("roberta")).shape == (2, 12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", [{}, {"method": "learnable"}, {"method": "learnable", "sharing": "none"}])
+def test_shortening_before_the_maps_or_after_them_is_the_same(name, options):
+    """A subclass of ``nn.Linear`` may do anything, so that it is run on all positions."""
+    early, late = make(name), make(name)
+    for model in (early, late):
+        linearize(model, k=5, max_len=N, **options)
+    shake(early)
+    late.load_state_dict(early.state_dict())
+    for module in late.modules():
+        if type(module) is torch.nn.Linear:
+            module.__class__ = OwnLinear
+    for batch in (inputs(name), inputs(name, 9, (9, 7))) if name != "vit" else (inputs(name),):
+        got, expected = early(**batch).last_hidden_state, late(**batch).last_hidden_state
+        torch.testing.assert_close(got, expected)
+
+
+class OwnLinear(torch.nn.Linear):
+    pass
 
 
 class Adapter(torch.nn.Module):

@@ -59,11 +59,17 @@ def attend_shortened(
     need_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`attend_slots` once the slots are there; the exact ``k`` and ``v`` are for the window alone."""
+    near = keep
+    if local_window and keep is not None:
+        # With at most as many tokens as slots each has its own slot, and a second key for it would count it twice.
+        near = keep & (keep.sum(1, keepdim=True) > slots)
+    elif local_window and q.shape[2] <= slots:
+        local_window = 0
     if local_window and k is not None and v is not None:
         if keep is not None:
             k, v = blank(k, keep[:, None]), blank(v, keep[:, None])
         run = attend_blocks_with_weights if need_weights else attend_blocks
-        out = run(q, k, v, slot_k, slot_v, block=local_window, keep=keep, slot_keep=slot_keep, dropout=dropout)
+        out = run(q, k, v, slot_k, slot_v, block=local_window, keep=near, slot_keep=slot_keep, dropout=dropout)
     elif need_weights:
         out = attend_with_weights(q, slot_k, slot_v, slot_keep, dropout)
     else:

@@ -26,6 +26,7 @@ from transformers.models.vit import modeling_vit
 from linformers.functional import attend, attend_with_weights
 from linformers.linearize.calibrate import Batch, Sample, run
 from linformers.linearize.core import attend_near, attend_slots
+from linformers.linearize.early import EARLY
 from linformers.linearize.projection import make_start
 from linformers.projections import Projection, check_length
 
@@ -140,6 +141,7 @@ def install(model: nn.Module, settings: dict[str, Any]) -> list[Projection | Non
                 device=parameter.device,
                 dtype=parameter.dtype,
             )
+            module.__class__ = EARLY.get(type(module), type(module))
         made.append(module.projection)
     return made
 

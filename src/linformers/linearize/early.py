@@ -1,0 +1,100 @@
+"""Attention modules of Hugging Face encoders that shorten their input before the maps to keys and values, where that is the same.
+
+Axes: b batch, h heads, n positions, k slots, ch channels of the model.
+
+``E (x W) = (E x) W``: two products with n rows become two with k rows. Only plain ``nn.Linear`` maps allow it; with anything around
+them (an adapter), and with exact neighbours, the module runs as its original does, and is shortened afterwards.
+"""
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from transformers.models.bert.modeling_bert import BertSelfAttention
+from transformers.models.distilbert.modeling_distilbert import DistilBertSelfAttention
+from transformers.models.electra.modeling_electra import ElectraSelfAttention
+from transformers.models.roberta.modeling_roberta import RobertaSelfAttention
+from transformers.models.vit.modeling_vit import ViTAttention
+
+from linformers.linearize.core import attend_shortened
+from linformers.projections import check_length
+from linformers.shorten import shorten
+
+
+class ShortensEarly:
+    """What is put before the class of an attention module.
+
+    Attributes:
+        maps: the names of its linear maps to queries, keys and values.
+        out: the name of the one that makes its output, or empty if another module has it.
+    """
+
+    maps: ClassVar[tuple[str, str, str]] = ("query", "key", "value")
+    out: ClassVar[str] = ""
+
+    def forward(
+        self: Any,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The original's arguments (transformers passes more than one needs) and result: ``(b, n, ch)`` and the weights."""
+        maps = [getattr(self, name) for name in self.maps]
+        settings = self.config.linformers
+        masked = attention_mask is None or attention_mask.shape == hidden_states.shape[:2]
+        plain = all(type(each) is nn.Linear for each in maps) and past_key_values is None and masked
+        if self.projection is None or settings["local_window"] or not plain:
+            kwargs |= {"output_attentions": output_attentions}
+            if past_key_values is not None:
+                kwargs |= {"past_key_values": past_key_values}
+            return super().forward(hidden_states, attention_mask, **kwargs)  # type: ignore[misc]
+        check_length(hidden_states.shape[1], self.projection.max_len)
+        heads = self.config.num_attention_heads
+        q = maps[0](hidden_states).unflatten(-1, (heads, -1)).transpose(1, 2)
+        slots = shorten(
+            hidden_states, hidden_states, maps[1], maps[2], self.projection, heads=heads, keep=attention_mask
+        )
+        dropout = getattr(self, "attention_dropout", None)
+        dropout = self.dropout.p if dropout is None else dropout
+        need_weights = self.config.output_attentions if output_attentions is None else output_attentions
+        out, weights = attend_shortened(
+            q, None, None, *slots, self.projection.k, attention_mask, 0, dropout if self.training else 0.0, need_weights
+        )
+        out = out.transpose(1, 2).flatten(2)
+        return getattr(self, self.out)(out) if self.out else out, weights
+
+
+class EarlyBertSelfAttention(ShortensEarly, BertSelfAttention):  # type: ignore[misc]
+    pass
+
+
+class EarlyRobertaSelfAttention(ShortensEarly, RobertaSelfAttention):  # type: ignore[misc]
+    pass
+
+
+class EarlyElectraSelfAttention(ShortensEarly, ElectraSelfAttention):  # type: ignore[misc]
+    pass
+
+
+class EarlyDistilBertSelfAttention(ShortensEarly, DistilBertSelfAttention):  # type: ignore[misc]
+    maps = ("q_lin", "k_lin", "v_lin")
+    out = "out_lin"
+
+
+class EarlyViTAttention(ShortensEarly, ViTAttention):  # type: ignore[misc]
+    maps = ("q_proj", "k_proj", "v_proj")
+    out = "o_proj"
+
+
+# ModernBERT is not here: its keys are rotated before they are shortened, and one map makes all three.
+EARLY: dict[type[nn.Module], type[nn.Module]] = {
+    kind.__mro__[2]: kind
+    for kind in (
+        EarlyBertSelfAttention,
+        EarlyRobertaSelfAttention,
+        EarlyElectraSelfAttention,
+        EarlyDistilBertSelfAttention,
+        EarlyViTAttention,
+    )
+}
