@@ -11,7 +11,7 @@ import pytest
 import linformers
 
 ROOT = Path(__file__).parents[1]
-OPTIONAL = ("linformers.hf", "linformers.keras", "linformers.cli")  # their own tests run theirs
+OPTIONAL = ("linformers.hf", "linformers.keras", "linformers.cli", "linformers.linearize")  # their own tests run theirs
 
 
 def blocks(path: Path) -> str:
