@@ -1,13 +1,20 @@
 """``linformers bench peers``: one attention layer against those of other packages."""
 
-from typing import Any
+from typing import Annotated, Any
 
+from cyclopts import Parameter
 from rich.table import Table
 
 from linformers.cli.bench.common import Common, measure
 
 
-def peers(*, memory: bool = True, longest_full: int | None = None, common: Common | None = None) -> None:
+def peers(
+    *,
+    lengths: Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")] = None,
+    memory: bool = True,
+    longest_full: int | None = None,
+    common: Common | None = None,
+) -> None:
     """Compare one attention layer (512 channels, 8 heads, kv sharing) with those of other packages.
 
     Times are relative to this project's: 2.0 is twice as long. Packages that are not installed are named.
@@ -16,6 +23,8 @@ def peers(*, memory: bool = True, longest_full: int | None = None, common: Commo
 
     Parameters
     ----------
+    lengths
+        Positions n; up to 1,024 of them get 128 slots, more get 256.
     memory
         Measure the peak memory too, in a process for each.
     longest_full
@@ -25,8 +34,9 @@ def peers(*, memory: bool = True, longest_full: int | None = None, common: Commo
 
     common = common or Common()
     quick: dict[str, Any] = {"sizes": ((512, 128), (2048, 256)), "rounds": 3, "budget": 4.0, "memory": False}
-    given = common.given(threads=common.threads, memory=memory, longest_full=longest_full)
-    settings = experiment.Settings(**(given | quick if common.quick else given))
+    sizes = [(n, 128 if n <= 1024 else 256) for n in lengths] if lengths else None
+    given = common.given(threads=common.threads, sizes=sizes, memory=memory, longest_full=longest_full)
+    settings = experiment.Settings(**({**quick, **given, "memory": False} if common.quick else given))
     measure(experiment.run, settings, 2 * len(settings.sizes), common, tables)
 
 
