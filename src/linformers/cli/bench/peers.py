@@ -44,16 +44,18 @@ def tables(result: dict[str, Any]) -> list[Table]:
     """Time, and memory if it was measured."""
     from linformers.experiments.report import megabytes, pivot, seconds
 
-    def show(cell: dict[str, Any]) -> str:
-        if "share_of_sgemm" in cell:
-            return f"{seconds(cell['seconds'])}, {cell['share_of_sgemm']:.2f} of sgemm"
-        return f"{cell['ratio']:.2f}"
-
-    rows = ("n", "k", "pass")
+    cells = [{**cell, "at": f"{cell['n']} {cell['pass']}"} for cell in result["cells"]]
+    shares = [
+        {**cell, "contender": "share of sgemm", "text": f"{cell['share_of_sgemm']:.2f}"}
+        for cell in cells
+        if "share_of_sgemm" in cell
+    ]
+    for cell in cells:
+        cell["text"] = seconds(cell["seconds"]) if "share_of_sgemm" in cell else f"{cell['ratio']:.2f}"
     title = "time relative to linformers"
     if result["missing"]:
         title += f" (not installed: {', '.join(result['missing'])})"
-    found = [pivot(result["cells"], rows, "contender", show, title)]
-    if "peak" in result["cells"][0]:
-        found.append(pivot(result["cells"], rows, "contender", lambda cell: megabytes(cell["peak"]), "peak memory"))
+    found = [pivot(cells + shares, ("contender",), "at", lambda cell: cell["text"], title)]
+    if "peak" in cells[0]:
+        found.append(pivot(cells, ("contender",), "at", lambda cell: megabytes(cell["peak"]), "peak memory"))
     return found
