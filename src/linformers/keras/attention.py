@@ -278,8 +278,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         q = self._query_dense(query)  # (b, t, h, e)
         k, v, slot_keep = shorten(key, value, self._key_dense, self._value_dense, self.projection, keep)
         dropping = self._dropout > 0.0 and training
-        # Not all backends take values of another width than the keys in their fused kernel.
-        if need_scores or dropping or self.key_dim != self.value_dim:
+        # JAX's fused kernel wants values as wide as keys and, on the CPU, refuses float16.
+        unfit = self.key_dim != self.value_dim or (self.compute_dtype == "float16" and not self._flash_attention)
+        if need_scores or dropping or unfit:
             out, scores = self._attend_with_scores(q, k, v, query_keep, slot_keep, training)
         else:
             out, scores = self._attend_fused(q, k, v, query_keep, slot_keep), None
