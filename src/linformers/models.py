@@ -21,7 +21,7 @@ from linformers.stack import Linformer, LinformerOptions, at_least_one, check_ma
 POSITIONS = ("sinusoidal", "learned", "rotary", "none")
 POOLINGS = ("mean", "first", "attention")
 
-# What the text models use where the caller says nothing; docs/decisions.md has the measurements.
+# What the text models use where the caller says nothing; docs/decisions.md says why.
 TEXT_DEFAULTS: LinformerOptions = {"norm": "pre", "local_kernel": 5}
 
 
