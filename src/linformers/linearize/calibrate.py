@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from linformers.functional import attend, attend_with_weights
 from linformers.linearize.core import attend_slots
 from linformers.projections import Projection
+from linformers.spectrum import check_share, cumulative, mean_curve, slots_of
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 
@@ -42,8 +43,7 @@ def slots_for(samples: Sequence[Sample], share: float) -> int:
     Raises:
         ValueError: unless ``0 < share <= 1``.
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"share must be above 0 and at most 1, got {share}")
+    check_share(share)
     curves = []
     for q, k, v, keep in samples:
         for i in range(len(q)):
@@ -55,13 +55,8 @@ def slots_for(samples: Sequence[Sample], share: float) -> int:
                     v[row, head : head + 1],
                     None if keep is None else keep[row],
                 )
-                matrix = weights[0, 0] if keep is None else weights[0, 0][keep[i]]
-                values = torch.linalg.svdvals(matrix.float())
-                curves.append(values.cumsum(0) / values.sum())
-    longest = max(len(curve) for curve in curves)
-    # A shorter sample has all of its spectrum within its own length.
-    mean = torch.stack([torch.cat([c, c.new_ones(longest - len(c))]) for c in curves]).mean(0)
-    return int((mean < share - 1e-6).sum()) + 1
+                curves.append(cumulative(weights[0, 0] if keep is None else weights[0, 0][keep[i]]))
+    return slots_of(mean_curve(curves), share)
 
 
 @torch.no_grad()

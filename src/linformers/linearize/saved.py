@@ -4,6 +4,7 @@ Axes: b batch, n positions.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +42,21 @@ def save(model: Any, tokenizer: Any, out: Path) -> None:
         tokenizer.save_pretrained(out)
 
 
-def batches(text: str, tokenizer: Any, max_len: int, samples: int, batch_size: int) -> list[dict[str, Tensor]]:
-    """Cut a text into pieces of ``max_len`` tokens, spread over it, as inputs ``(b, n)``.
+def batches(
+    text: str | Sequence[str], tokenizer: Any, max_len: int, samples: int, batch_size: int
+) -> list[dict[str, Tensor]]:
+    """Cut a text, or several, into pieces of ``max_len`` tokens, spread over it, as inputs ``(b, n)``; none is part of two texts.
 
     Raises:
         ValueError: without a tokeniser, or if the text has not one whole piece.
     """
     if tokenizer is None:
-        raise ValueError("a calibration text needs the model's tokeniser, and the directory has none")
-    cut = tokenizer(text, truncation=True, max_length=max_len, return_overflowing_tokens=True, verbose=False)
+        raise ValueError("a text needs the model's tokeniser, and the directory has none")
+    texts = [text] if isinstance(text, str) else list(text)
+    cut = tokenizer(texts, truncation=True, max_length=max_len, return_overflowing_tokens=True, verbose=False)
     whole = [ids for ids in cut["input_ids"] if len(ids) == max_len]
     if not whole:
-        raise ValueError(f"the calibration text is too short: give at least one piece of max_len = {max_len} tokens")
+        raise ValueError(f"the text is too short: give at least one piece of max_len = {max_len} tokens")
     taken = min(samples, len(whole))
     rows = [whole[i * len(whole) // taken] for i in range(taken)]
     pieces = torch.tensor(rows).split(batch_size)
