@@ -275,7 +275,7 @@ class LinearMultiheadAttention(nn.Module):
         def look_up(x: Tensor) -> Tensor:
             return self.out_proj(attend(split(x), k, v, slot_keep, dropout).transpose(1, 2).flatten(2))
 
-        return by_rows(look_up, query), None
+        return by_rows(look_up, query, random=dropout > 0), None
 
     def _attend_causally(
         self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, need_weights: bool

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 # Numbers in a piece of rows: a few megabytes.
 ROWS = 2**20
@@ -55,14 +56,21 @@ def attend_with_weights(
     return weights @ v, weights
 
 
-def by_rows(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def by_rows(run: Callable[[Tensor], Tensor], x: Tensor, *, recompute: bool = False, random: bool = False) -> Tensor:
     """``run(x)`` for ``x`` ``(b, n, d)``, if each row of the output depends on its own row of the input only.
 
     Without gradients a long input goes through in pieces, so that what is made between stays in a cache.
+
+    Args:
+        recompute: keep nothing of what is made between for the backward pass, and go through in pieces with gradients too.
+        random: ``run`` draws random numbers. Then it takes the same pieces with and without gradients: a reversible stack runs it
+            without first, and with them later, and must draw the same numbers.
     """
-    rows = max(64, ROWS // max(1, x.shape[0] * x.shape[2]))
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or x.shape[1] < 2 * rows:
-        return run(x)
+    grad, rows = torch.is_grad_enabled(), max(64, ROWS // max(1, x.shape[0] * x.shape[2]))
+    if x.shape[1] < 2 * rows or torch.compiler.is_compiling() or (not recompute and (grad or random)):
+        return checkpoint(run, x, use_reentrant=False) if recompute and grad else run(x)
+    if grad:  # split, not slices: a slice's gradient has the length of the whole
+        return torch.cat([checkpoint(run, piece, use_reentrant=False) for piece in x.split(rows, 1)], 1)
     first = run(x[:, :rows])
     out = first.new_empty(x.shape[0], x.shape[1], *first.shape[2:])
     out[:, :rows] = first

@@ -5,13 +5,14 @@ Axes: b batch, h heads, n positions, k slots, ch channels.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from linformers.causal import CausalState
-from linformers.functional import blank, take
+from linformers.functional import blank, by_rows, take
 from linformers.layers import Attention, FeedForward, LocalMixing, Memory, Rotate
 from linformers.projections import Projection
 
@@ -138,10 +139,13 @@ class Layer(nn.Module):
             recompute: keep no activations inside a branch, but compute them again in the backward pass.
         """
         for name, run in branches:
-            if recompute:
-                x = checkpoint(self.residual, x, name, run, use_reentrant=False)
+            branch = partial(self.residual, name=name, run=run)
+            if not recompute:
+                x = branch(x)
+            elif name == "ff":
+                x = by_rows(branch, x, recompute=True)
             else:
-                x = self.residual(x, name, run)
+                x = checkpoint(branch, x, use_reentrant=False)
         return x
 
     def branches(self, call: Call) -> list[tuple[str, Run]]:
@@ -235,7 +239,13 @@ class Layer(nn.Module):
         x = self.resample(x) if name == "ff" and self.resample is not None else x
         return x + y if self.pre else norm(x + y)
 
-    def normed(self, name: str, run: Run) -> Run:
-        """The branch with its norm before it, without its input added: what a reversible stack needs."""
+    def normed(self, name: str, run: Run, recompute: bool = False) -> Run:
+        """The branch with its norm before it, without its input added: what a reversible stack needs.
+
+        Args:
+            recompute: take the feed-forward layer in pieces, and keep no activations inside it.
+        """
         norm = self.norms[name]
+        if name == "ff" and recompute:
+            return lambda x: by_rows(lambda rows: run(norm(rows)), x, recompute=True)
         return lambda x: run(norm(x))

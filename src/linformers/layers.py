@@ -116,7 +116,8 @@ class Attention(nn.Module):
             memory = self._shorten(x, keep, projection, rotate)
             if need_weights or rotate is not None:
                 return self.look_up(x, memory, need_weights, rotate)
-            return by_rows(lambda rows: self.look_up(rows, memory)[0], x), None
+            random = self.training and self.dropout > 0
+            return by_rows(lambda rows: self.look_up(rows, memory)[0], x, recompute=self.by_head, random=random), None
         q = self._split(self.q_proj(x), self.heads)
         q = q if rotate is None else rotate(q)
         k, v = self._split(self.k_proj(x), self.kv_heads), self._split(self.v_proj(x), self.kv_heads)

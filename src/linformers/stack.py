@@ -96,7 +96,7 @@ class Linformer(nn.Module):
         dropout: on the attention weights and on the output of attention.
         dropout_ff: in the feed-forward layers.
         checkpoint_level: ``"C0"`` keeps all activations for the backward pass, ``"C1"`` recomputes each branch of a layer,
-            ``"C2"`` also each head.
+            its feed-forward part in pieces of rows; ``"C2"`` also each head, and attention in pieces.
         reversible: recompute each layer's input from its output.
         context_size: add cross-attention to a context of at most this length (a decoder).
         context_channels: channels of that context; None means ``channels``.
@@ -377,7 +377,8 @@ class Linformer(nn.Module):
             if self.projection is not None:
                 tensors += self.projection.parameters()
             pairs = zip(self._each(), branches, strict=True)
-            steps = [layer.normed(name, run) for layer, own in pairs for name, run in own]
+            deep = self.checkpoint_level == "C2"
+            steps = [layer.normed(name, run, deep) for layer, own in pairs for name, run in own]
             x = run_reversible(x, steps, tensors, recompute)
         else:
             for layer, own in zip(self._each(), branches, strict=True):
