@@ -11,6 +11,7 @@ except ImportError as error:  # the core needs neither
 
 from linformers.cli.bench import app as bench
 from linformers.cli.linearize import linearize
+from linformers.cli.spectrum import spectrum
 
 app = App(
     name="linformers",
@@ -19,6 +20,7 @@ app = App(
 )
 app.command(bench)
 app.command(linearize)
+app.command(spectrum)
 app.register_install_completion_command(help="Install completion for the shell in use, or for --shell.")
 
 

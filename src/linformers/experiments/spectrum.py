@@ -1,0 +1,233 @@
+"""The paper's Fig. 1: normalised cumulative singular values of the attention matrices of a model, averaged over real text.
+
+Axes: b batch, h heads, n positions, m keys or slots, r = min(n, m) singular values.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from linformers.experiments import figures
+from linformers.experiments.measure import describe
+from linformers.spectrum import check_share, cumulative, slots_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LONGEST = 512
+
+NOTES = {
+    "full": "",
+    "causal": (
+        "This model is causal: its attention matrices are triangular, and their singular values fall more slowly than those of an "
+        "encoder, so that k is a high estimate."
+    ),
+    "slots": (
+        "This model attends to slots, so its weights are {n} x {m}, not n x n, and have at most {r} singular values: the curves say "
+        "how many of its own slots are needed, not how many full attention would need."
+    ),
+}
+
+
+class Subject(NamedTuple):
+    """A model to look into, its tokeniser, and how many tokens it takes."""
+
+    model: Any
+    tokenizer: Any
+    longest: int
+
+
+def load(directory: Path) -> Subject:
+    """The model of a run of this project, or of any directory that ``save_pretrained`` wrote; no hub is asked.
+
+    Raises:
+        ValueError: if there is no model with attention.
+    """
+    if (directory / "final").is_dir() or (directory / "metrics.jsonl").is_file():
+        from linformers.training import load_run
+
+        run = load_run(directory)
+        model, tokenizer = run.model, run.tokenizer
+    elif (directory / "config.json").is_file():
+        model, tokenizer = load_saved(directory)
+    else:
+        raise ValueError(f"{directory} is neither a run nor a saved model: it has no metrics.jsonl and no config.json")
+    if getattr(model.config, "attention", None) == "none":
+        raise ValueError(f"the model of {directory} has no attention (attention='none'), so there is no spectrum")
+    return Subject(model.eval(), tokenizer, longest_input(model.config, tokenizer))
+
+
+def load_saved(directory: Path) -> tuple[Any, Any]:
+    """A saved model that shows its attention weights, and its tokeniser."""
+    import transformers
+
+    import linformers.hf
+    import linformers.linearize  # noqa: F401
+
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()  # a head that is left out is none of the reader's business
+    try:
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        own = config.model_type.startswith("linformer")
+        kind = transformers.AutoModel
+        if own and config.is_encoder_decoder:
+            kind = transformers.AutoModelForSeq2SeqLM
+        options: dict[str, Any] = {} if own else {"attn_implementation": "eager"}
+        model = kind.from_pretrained(directory, config=config, local_files_only=True, **options)
+    finally:
+        logging.set_verbosity(before)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    return model, tokenizer
+
+
+def longest_input(config: Any, tokenizer: Any) -> int:
+    """How many tokens a model takes, as far as its configuration and its tokeniser say."""
+    limits = [LONGEST]
+    if (positions := getattr(config, "max_position_embeddings", None)) is not None:
+        # RoBERTa and its relatives count positions from behind the padding.
+        offset = (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
+        limits.append(positions - offset)
+    if (limit := getattr(tokenizer, "model_max_length", None)) is not None:
+        limits.append(limit)
+    return int(min(limits))
+
+
+@torch.no_grad()
+def attentions(model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
+    """The weights ``(b, h, n, m)`` of each layer; those of the encoder if there is one.
+
+    Raises:
+        ValueError: if the model shows none.
+    """
+    part = model.get_encoder() if model.config.is_encoder_decoder else model
+    found = part(**batch, output_attentions=True).attentions
+    if not found or any(w is None for w in found):
+        raise ValueError(
+            f"{type(model).__name__} returned no attention weights; give an encoder whose output has `attentions`"
+        )
+    return list(found)
+
+
+def curves(
+    model: nn.Module, batches: Sequence[dict[str, Tensor]], done: Callable[[], None] = lambda: None
+) -> tuple[Tensor, tuple[int, int]]:
+    """The mean curves of all heads over all inputs.
+
+    Args:
+        model: returns ``attentions``.
+        batches: inputs of equal length, without padding.
+        done: told when an input is done.
+
+    Returns:
+        ``(layers, heads, r)``, and the size of the weights ``(n, m)``.
+    """
+    total: list[Tensor] = []
+    count = 0
+    size = 0, 0
+    for batch in batches:
+        for row in range(len(batch["input_ids"])):
+            weights = attentions(model, {name: value[row : row + 1] for name, value in batch.items()})
+            size = tuple(weights[0].shape[-2:])  # type: ignore[assignment]
+            found = [cumulative(layer[0]) for layer in weights]
+            total = found if not total else [a + b for a, b in zip(total, found, strict=True)]
+            count += 1
+            done()
+    if not count:
+        raise ValueError("no input to look at; give a longer text")
+    return torch.stack(total) / count, size
+
+
+def measure(
+    subject: Subject,
+    batches: Sequence[dict[str, Tensor]],
+    *,
+    name: str,
+    share: float = 0.9,
+    index: int | None = None,
+    done: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Look at a model with these inputs.
+
+    Args:
+        subject: the model.
+        batches: see :func:`curves`.
+        name: what the model is called in the figure.
+        share: of the singular values, for the suggested k.
+        index: where the heat map cuts the curves; a quarter of the length if it is not given.
+        done: told when an input is done.
+
+    Returns:
+        What ``spectrum.json`` holds: ``curves`` (layers, heads, r), ``heat`` (layers, heads) at ``index``, the suggested ``k`` of
+        each layer and ``k_heads`` of each head.
+    """
+    check_share(share)
+    found, (n, m) = curves(subject.model, batches, done)
+    rank = found.shape[-1]
+    index = max(1, n // 4) if index is None else index
+    if not 1 <= index <= rank:
+        raise ValueError(f"index must be from 1 to {rank}, the number of singular values; got {index}")
+    causal = bool(getattr(subject.model.config, "is_decoder", False))
+    kind = "slots" if m != n else "causal" if causal else "full"
+    samples = sum(len(batch["input_ids"]) for batch in batches)
+    result = describe("spectrum", {"n": n, "samples": samples, "share": share, "index": index}, ["transformers"])
+    del result["cells"]
+    return {
+        **result,
+        "model": name,
+        "kind": kind,
+        "note": NOTES[kind].format(n=n, m=m, r=rank),
+        "keys": m,
+        "k": [slots_of(layer.mean(0), share) for layer in found],
+        "k_heads": [[slots_of(head, share) for head in layer] for layer in found],
+        "heat": [[round(float(head[index - 1]), 4) for head in layer] for layer in found],
+        "curves": [[[round(float(value), 5) for value in head] for head in layer] for layer in found],
+    }
+
+
+def draw(result: dict[str, Any]) -> "Figure":
+    """Left the curves, a colour for each layer; right the heat map of layers and heads at the index."""
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    table = np.array(result["curves"])  # (layers, heads, r)
+    layers, heads, rank = table.shape
+    index, share = result["settings"]["index"], result["settings"]["share"]
+    with figures.style():
+        figure = Figure(figsize=(9.4, max(3.7, 1.4 + 0.3 * layers)), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
+        colours = colormaps["plasma"]
+        steps = range(1, rank + 1)
+        for i, layer in enumerate(table):
+            colour = colours(0.85 * i / max(1, layers - 1))
+            for head in layer:
+                left.plot(steps, head, color=colour, alpha=0.22, linewidth=0.7)
+            left.plot(steps, layer.mean(0), color=colour, label=f"layer {i + 1}: k = {result['k'][i]}")
+        left.axhline(share, color=figures.INK, linewidth=1, linestyle="--")
+        left.axvline(index, color=figures.INK, linewidth=1, linestyle=":")
+        left.set(xlabel="singular values, largest first", ylabel="share of their sum", ylim=(0, 1.02), xlim=(1, rank))
+        left.set_title(f"thick: mean of the heads; k keeps {100 * share:g} %")
+        left.legend(loc="lower right", ncols=1 + (layers > 8), fontsize=8 if layers <= 8 else 6.5)
+        heat = np.array(result["heat"])
+        picture = right.imshow(heat, cmap="cividis", aspect="auto", interpolation="nearest")
+        right.grid(False)
+        right.set(xlabel="head", ylabel="layer", xticks=range(heads), yticks=range(layers))
+        right.set_xticklabels([str(i + 1) for i in range(heads)])
+        right.set_yticklabels([str(i + 1) for i in range(layers)])
+        right.set_title(f"share of the largest {index} of {rank}")
+        if heads <= 16:
+            middle = (float(heat.min()) + float(heat.max())) / 2
+            for i in range(layers):
+                for j in range(heads):
+                    value = float(heat[i, j])
+                    right.text(
+                        j, i, f"{value:.2f}".removeprefix("0") if value < 0.995 else "1.0", ha="center", va="center",
+                        fontsize=7, color="black" if value > middle else "white",
+                    )  # fmt: skip
+        figure.colorbar(picture, ax=right, shrink=0.85)
+        figure.suptitle(f"spectrum of attention: {result['model']}, n = {result['settings']['n']}")
+    return figure
