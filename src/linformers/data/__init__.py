@@ -1,0 +1,35 @@
+"""Data: corpora to tokens, tokens to examples, examples to batches."""
+
+from linformers.data.baseline import frequency_baseline
+from linformers.data.batches import LengthBatches, collate
+from linformers.data.build import Progress, prepare
+from linformers.data.examples import TASKS, Examples, Task
+from linformers.data.expressions import ListOps, listops
+from linformers.data.noise import IGNORED, Noise
+from linformers.data.prepared import Prepared, load
+from linformers.data.python_docs import default_text
+from linformers.data.records import KINDS, PARTS, Kind, Part
+from linformers.data.store import Documents
+
+__all__ = [
+    "IGNORED",
+    "KINDS",
+    "PARTS",
+    "TASKS",
+    "Documents",
+    "Examples",
+    "Kind",
+    "LengthBatches",
+    "ListOps",
+    "Noise",
+    "Part",
+    "Prepared",
+    "Progress",
+    "Task",
+    "collate",
+    "default_text",
+    "frequency_baseline",
+    "listops",
+    "load",
+    "prepare",
+]

@@ -1,0 +1,76 @@
+"""The baseline that every model must beat: how often each token, or class, is in the training part."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from linformers.data.examples import Examples
+from linformers.data.noise import IGNORED
+from linformers.data.store import Documents
+
+Counts = NDArray[np.int64]
+BLOCK = 1 << 22
+
+
+def frequency_baseline(examples: Examples) -> dict[str, float]:
+    """Loss, perplexity and accuracy of saying the frequencies of the training part, whatever the input is.
+
+    Frequencies have one added to each count. They are compared with exactly what ``examples`` ask for, in its epoch.
+
+    Raises:
+        ValueError: if nothing is asked.
+    """
+    known = training_counts(examples) + 1
+    asked = asked_counts(examples, len(known))
+    total = int(asked.sum())
+    if not total:
+        raise ValueError(f"the {examples.part} part of {examples.prepared.directory} asks for nothing")
+    loss = float(-(asked * np.log(known / known.sum())).sum() / total)
+    return {
+        "loss": loss,
+        "perplexity": math.exp(loss),
+        "accuracy": float(asked[int(np.argmax(known))] / total),
+    }
+
+
+def training_counts(examples: Examples) -> Counts:
+    """How often the training part has each thing that the task asks for."""
+    prepared = examples.prepared
+    if examples.task == "classify":
+        return np.bincount(prepared.classes("train"), minlength=len(prepared.labels))
+    if examples.task == "mlm":
+        return token_counts(prepared.documents("train"), prepared.vocab_size)
+    if examples.task == "seq2seq":
+        training = examples.of("train")
+        if (
+            prepared.kind == "pairs" or examples.noise == "spans"
+        ):  # cut targets, masks between spans: count what is asked
+            return asked_counts(training, prepared.vocab_size)
+        counts = token_counts(prepared.documents("train"), prepared.vocab_size)
+        counts[examples.special.end] += len(training)
+        return counts
+    documents = prepared.documents("train")
+    counts = token_counts(documents, prepared.vocab_size)
+    counts[examples.special.end] += len(documents)
+    return counts
+
+
+def token_counts(documents: Documents, size: int) -> Counts:
+    """How often each token is there; read in pieces."""
+    counts = np.zeros(size, np.int64)
+    for begin in range(0, len(documents.tokens), BLOCK):
+        counts += np.bincount(documents.tokens[begin : begin + BLOCK], minlength=size)
+    return counts
+
+
+def asked_counts(examples: Examples, size: int) -> Counts:
+    """How often each token, or class, is asked for."""
+    if examples.task == "classify":
+        return np.bincount(examples.classes, minlength=size)
+    counts = np.zeros(size, np.int64)
+    first = 1 if examples.task == "clm" else 0  # the model moves the labels: nothing says the first
+    for i in range(len(examples)):
+        labels = examples[i]["labels"][first:]
+        np.add.at(counts, labels[labels != IGNORED], 1)
+    return counts

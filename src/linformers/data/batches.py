@@ -1,0 +1,117 @@
+"""Batches: examples of similar length together, padded at the end.
+
+Axes: b batch, n positions, t target positions.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linformers.data.noise import IGNORED
+
+POOL = 50  # batches whose examples are sorted together
+
+
+def collate(
+    examples: Sequence[dict[str, Any]],
+    pad_id: int,
+    *,
+    start_id: int | None = None,
+    multiple: int = 1,
+) -> dict[str, Tensor]:
+    """Pad examples to one length.
+
+    Args:
+        examples: of ``Examples``.
+        pad_id: fills ``input_ids``.
+        start_id: with it there are ``decoder_input_ids``, the labels moved by one; for sequence to sequence.
+        multiple: make lengths a multiple of this.
+
+    Returns:
+        ``input_ids`` and ``attention_mask`` ``(b, n)``; ``labels`` ``(b, n)`` or ``(b, t)``, padded with -100, or ``(b,)`` for classes.
+    """
+    if not examples:
+        raise ValueError("a batch needs at least one example, got none")
+    ids, mask = pad([example["input_ids"] for example in examples], pad_id, multiple)
+    batch = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
+    labels = [example["labels"] for example in examples]
+    if np.ndim(labels[0]) == 0:
+        batch["labels"] = torch.tensor(labels, dtype=torch.long)
+        return batch
+    asked, _ = pad(labels, IGNORED, multiple)
+    batch["labels"] = torch.from_numpy(asked)
+    if start_id is not None:
+        moved = np.full_like(asked, start_id)
+        moved[:, 1:] = np.where(asked[:, :-1] == IGNORED, pad_id, asked[:, :-1])
+        batch["decoder_input_ids"] = torch.from_numpy(moved)
+    return batch
+
+
+def pad(rows: Sequence[Any], value: int, multiple: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows of one length, filled at the end, and where they are real."""
+    lengths = np.array([len(row) for row in rows])
+    width = -(-int(lengths.max()) // multiple) * multiple
+    real = np.arange(width) < lengths[:, None]
+    full = np.full((len(rows), width), value, np.int64)
+    full[real] = np.concatenate([np.asarray(row, np.int64) for row in rows])
+    return full, real.astype(np.int64)
+
+
+class LengthBatches(torch.utils.data.Sampler[list[int]]):
+    """Batches of examples of similar length; a pure function of the seed and the epoch.
+
+    Shuffled: examples are shuffled, those of some batches are sorted by length, and the batches are shuffled again. Otherwise all
+    are sorted by length.
+
+    Args:
+        lengths: of the examples.
+        batch_size: examples in a batch.
+        seed: of the order.
+        shuffle: for training.
+        drop_last: leave out a last batch that is not full.
+    """
+
+    def __init__(
+        self,
+        lengths: NDArray[np.int64] | Sequence[int],
+        batch_size: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        self.lengths = np.asarray(lengths)
+        self.batch_size, self.seed, self.shuffle, self.drop_last = batch_size, seed, shuffle, drop_last
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Use the order of this epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        count = len(self.lengths)
+        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self.order()
+        starts = np.arange(0, len(order), self.batch_size)
+        if self.shuffle:
+            starts = np.random.default_rng([self.seed, self.epoch, 1]).permutation(starts)
+        for start in starts:
+            batch = order[start : start + self.batch_size]
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield batch.tolist()
+
+    def order(self) -> NDArray[np.int64]:
+        """All examples, similar lengths side by side."""
+        if not self.shuffle:
+            return np.argsort(-self.lengths, kind="stable")
+        order = np.random.default_rng([self.seed, self.epoch, 0]).permutation(len(self.lengths))
+        pool = np.arange(len(order)) // (POOL * self.batch_size)
+        return order[np.lexsort((self.lengths[order], pool))]

@@ -1,0 +1,259 @@
+"""``Examples``: what a model is trained on, each a pure function of the seed, the epoch and the index.
+
+Axes: n tokens.
+"""
+
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from linformers.data.noise import (
+    IGNORED,
+    Ids,
+    Noise,
+    Vocabulary,
+    choose_spans,
+    mask_tokens,
+    only_spans,
+    remove_spans,
+)
+from linformers.data.prepared import Prepared, check_part
+from linformers.data.records import Part
+
+Task = Literal["mlm", "clm", "seq2seq", "classify"]
+TASKS: tuple[Task, ...] = get_args(Task)
+Example = dict[str, Any]
+
+
+class Examples(torch.utils.data.Dataset[Example]):
+    """One part of a prepared directory, as examples of a task.
+
+    ``"mlm"``: pieces of documents, some tokens hidden. ``"clm"``: documents joined by the end token and packed into blocks.
+    ``"seq2seq"``: pairs, or pieces of documents with spans taken out. ``"classify"``: documents and their classes.
+
+    An example has ``input_ids`` and ``labels``; arrays of numbers, but for ``"classify"`` one number. Labels are -100 where nothing is
+    asked; those of ``"clm"`` are the input itself, which the model moves. Those of ``"seq2seq"`` are the target and the end token.
+
+    Args:
+        prepared: the data.
+        part: ``"train"``, ``"validation"`` or ``"test"``.
+        task: one of the four.
+        max_length: the most tokens of an input, with the special ones.
+        target_length: the most tokens of a target; None means ``max_length``.
+        seed: of the noise.
+        mask_share: of tokens that "mlm" asks for.
+        noise: for "seq2seq" from text: ``"infill"``, the target is the whole text; ``"spans"``, only what was taken out, each span
+            after a mask.
+        noise_share: of tokens that are taken out.
+        span_length: about how many together.
+
+    Attributes:
+        cut: how many documents (of pairs: sources or targets) were cut off at the limit.
+        lengths: the tokens of each input, ``(len(self),)``.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        part: Part,
+        task: Task,
+        *,
+        max_length: int,
+        target_length: int | None = None,
+        seed: int = 0,
+        mask_share: float = 0.15,
+        noise: Noise = "infill",
+        noise_share: float = 0.3,
+        span_length: float = 3.0,
+    ) -> None:
+        check_task(task, prepared)
+        for name, share in (("mask_share", mask_share), ("noise_share", noise_share)):
+            if not 0 < share < 1:
+                raise ValueError(f"{name} must be between 0 and 1, got {share}")
+        if noise not in get_args(Noise):
+            raise ValueError(f"noise must be one of {', '.join(map(repr, get_args(Noise)))}; got {noise!r}")
+        if span_length < 1:
+            raise ValueError(f"span_length must be at least 1, got {span_length}")
+        self.prepared, self.part, self.task = prepared, check_part(part), task
+        self.max_length = max_length
+        self.target_length = max_length if target_length is None else target_length
+        self.seed, self.epoch = seed, 0
+        self.mask_share, self.noise, self.noise_share, self.span_length = mask_share, noise, noise_share, span_length
+        self.documents = prepared.documents(part)
+        self.special = Special(prepared)
+        self.cut = 0
+        self._denoise = task == "seq2seq" and prepared.kind != "pairs"
+        room = max_length if task == "clm" else max_length - len(self.special.before) - len(self.special.after)
+        if room < 1 or max_length < 2:
+            raise ValueError(f"max_length={max_length} leaves no room for a text beside the special tokens")
+        if self.target_length < 2:
+            raise ValueError(f"target_length must be at least 2, got {self.target_length}")
+        match task:
+            case "clm":
+                self._pack()
+            case "mlm":
+                self._pieces(room)
+            case "classify":
+                self._whole(room)
+                self.classes = prepared.classes(part)
+            case "seq2seq" if self._denoise:
+                # The whole text and the end token must fit into the target.
+                self._pieces(min(room, self.target_length - 1) if noise == "infill" else room)
+            case "seq2seq":
+                self._whole(room)
+                self.targets = prepared.targets(part)
+                self.cut += int((self.targets.lengths > self.target_length - 1).sum())
+
+    def set_epoch(self, epoch: int) -> None:
+        """Use the noise of this epoch."""
+        self.epoch = epoch
+
+    def of(self, part: Part) -> "Examples":
+        """The same task and options on another part, in epoch 0."""
+        return Examples(
+            self.prepared,
+            part,
+            self.task,
+            max_length=self.max_length,
+            target_length=self.target_length,
+            seed=self.seed,
+            mask_share=self.mask_share,
+            noise=self.noise,
+            noise_share=self.noise_share,
+            span_length=self.span_length,
+        )
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, index: int) -> Example:
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(f"there are {count} examples, got the index {index}")
+        index = int(index) % count
+        match self.task:
+            case "clm":
+                ids = self._block(index)
+                return {"input_ids": ids, "labels": ids}
+            case "classify":
+                return {"input_ids": self._wrap(self._piece(index)), "labels": int(self.classes[index])}
+            case "mlm":
+                read, labels = mask_tokens(
+                    self._piece(index), self._random(index), self.special.vocabulary, self.mask_share
+                )
+                return {"input_ids": self._wrap(read), "labels": self._wrap(labels, ignore=True)}
+            case "seq2seq":
+                source, target = self._undo(index) if self._denoise else self._pair(index)
+                room = self.target_length - 1
+                return {"input_ids": self._wrap(source), "labels": np.append(target[:room], self.special.end)}
+
+    def _random(self, index: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, self.epoch, index])
+
+    def _wrap(self, ids: Ids, ignore: bool = False) -> Ids:
+        """Add the special tokens that the tokeniser begins and ends a text with."""
+        before, after = self.special.before, self.special.after
+        if ignore:
+            before, after = np.full_like(before, IGNORED), np.full_like(after, IGNORED)
+        return np.concatenate([before, ids, after])
+
+    def _pieces(self, room: int) -> None:
+        """Cut documents into pieces of at most ``room`` tokens."""
+        lengths = self.documents.lengths
+        counts = -(-lengths // room)
+        document = np.repeat(np.arange(len(lengths)), counts)
+        number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
+        ends = np.asarray(self.documents.ends)
+        self._begins = (ends - lengths)[document] + number * room
+        self._ends = np.minimum(self._begins + room, ends[document])
+        self._measure()
+
+    def _whole(self, room: int) -> None:
+        """Take documents as they are, or their first ``room`` tokens."""
+        lengths, ends = self.documents.lengths, np.asarray(self.documents.ends)
+        self._begins = ends - lengths
+        self._ends = np.minimum(ends, self._begins + room)
+        self.cut = int((lengths > room).sum())
+        self._measure()
+
+    def _measure(self) -> None:
+        self.lengths: NDArray[np.int64] = self._ends - self._begins + len(self.special.before) + len(self.special.after)
+
+    def _piece(self, index: int) -> Ids:
+        return self.documents.tokens[self._begins[index] : self._ends[index]].astype(np.int64)
+
+    def _pack(self) -> None:
+        """Join the documents, each with an end token, and cut that into blocks."""
+        self.special.need_end()
+        ends = np.asarray(self.documents.ends)
+        self._joined = ends + np.arange(1, len(ends) + 1)  # the end of each document, with its end token
+        total = int(self._joined[-1]) if len(ends) else 0
+        begins = np.arange(0, total, self.max_length)
+        lengths = np.minimum(begins + self.max_length, total) - begins
+        self.lengths = lengths[lengths > 1]  # one token has no next one
+
+    def _block(self, index: int) -> Ids:
+        begin = index * self.max_length
+        end = begin + int(self.lengths[index])
+        # Document j's end token is at joined[j] - 1; before position p there are as many as documents that ended.
+        low, high = np.searchsorted(self._joined, [begin, end], side="right")
+        tokens = self.documents.tokens[begin - low : end - high].astype(np.int64)
+        return np.insert(tokens, self._joined[low:high] - 1 - np.arange(low, high) - (begin - low), self.special.end)
+
+    def _pair(self, index: int) -> tuple[Ids, Ids]:
+        return self._piece(index), self.targets[index].astype(np.int64)
+
+    def _undo(self, index: int) -> tuple[Ids, Ids]:
+        """A text with spans taken out, and what is to be said."""
+        ids = self._piece(index)
+        begins, ends = choose_spans(len(ids), self._random(index), self.noise_share, self.span_length)
+        mask = self.special.vocabulary.mask
+        source = remove_spans(ids, begins, ends, mask)
+        return source, ids if self.noise == "infill" else only_spans(ids, begins, ends, mask)
+
+
+class Special:
+    """The special tokens of a tokeniser, as examples need them."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        tokenizer = prepared.tokenizer
+        self._where = prepared.directory
+        inner = tokenizer.encode("a", add_special_tokens=False)
+        outer = tokenizer.encode("a")
+        begin = next((i for i in range(len(outer) + 1) if outer[i : i + len(inner)] == inner), 0)
+        self.before = np.array(outer[:begin], np.int64)
+        self.after = np.array(outer[begin + len(inner) :], np.int64)
+        self._end = next((i for i in (tokenizer.eos_token_id, tokenizer.sep_token_id) if i is not None), None)
+        self._mask = tokenizer.mask_token_id
+        self._size = len(tokenizer)
+        self._special = tokenizer.all_special_ids
+
+    def need_end(self) -> int:
+        """The end token."""
+        if self._end is None:
+            raise ValueError(f"the tokeniser of {self._where} has no end token (eos or sep), which this task needs")
+        return int(self._end)
+
+    end = property(need_end)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """What noise needs."""
+        if self._mask is None:
+            raise ValueError(f"the tokeniser of {self._where} has no mask token, which this task needs")
+        if not hasattr(self, "_vocabulary"):
+            ordinary = np.setdiff1d(np.arange(self._size), self._special)
+            self._vocabulary = Vocabulary(self._size, int(self._mask), ordinary)
+        return self._vocabulary
+
+
+def check_task(task: str, prepared: Prepared) -> None:
+    """Raise a ValueError for a task that there is not, or that this data is not for."""
+    if task not in TASKS:
+        raise ValueError(f"task must be one of {', '.join(map(repr, TASKS))}; got {task!r}")
+    if task == "classify" and prepared.kind != "labelled":
+        raise ValueError(
+            f"{prepared.directory} holds {prepared.kind}, and 'classify' needs labels; prepare it with --kind labelled"
+        )

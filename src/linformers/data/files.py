@@ -1,0 +1,313 @@
+"""Files, folders and patterns as a corpus: plain text, JSON lines and tables; whole, cut, paired or labelled."""
+
+import csv
+import glob
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any, Literal
+
+from linformers.data.reading import COMPRESSED, Errors, chunks, cut, lines
+from linformers.data.records import Corpus, Kind, Reading, Record, first
+
+Cutting = Literal["auto", "file", "blocks", "lines"]
+TABLES = {".csv": ",", ".tsv": "\t"}
+JSON_LINES = {".jsonl", ".ndjson", ".json"}
+TEXTS = {".txt", ".text", ".md", ".rst", ".tex", ".html", ".xml", ".py"}
+LARGEST = 1_000_000  # characters of a document; a file may be longer than memory
+FEW = 3  # with fewer files, a file is not one document
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How files are read.
+
+    Args:
+        column: with the text, of tables and JSON lines; None means "text".
+        label_column: with the class; None means "label" if labelled.
+        target_column: with the target of a pair.
+        documents: what a document of a plain text is: ``"file"``; ``"blocks"``, cut at paragraphs; ``"lines"``, each line; or
+            ``"auto"``, files if there are three or more, else blocks.
+        document_size: the least characters of a block.
+        errors: what to do about invalid UTF-8.
+    """
+
+    column: str | None = None
+    label_column: str | None = None
+    target_column: str | None = None
+    documents: Cutting = "auto"
+    document_size: int = 4000
+    errors: Errors = "strict"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file, and the class that its folder stands for."""
+
+    path: Path
+    label: str | None = None
+
+    @property
+    def form(self) -> str:
+        """What kind of file it is: the last part of its name, without compression."""
+        path = self.path.with_suffix("") if self.path.suffix in COMPRESSED else self.path
+        return path.suffix.lower()
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is just text."""
+        return self.form not in JSON_LINES and self.form not in TABLES
+
+
+def find(source: str, labelled: bool = False) -> list[Found]:
+    """The files of a source, in the order of their names.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        names = sorted(
+            Path(root, name)
+            for root, _, files in os.walk(path)
+            for name in files
+            if not name.startswith(".") and not any(part.startswith(".") for part in Path(root).relative_to(path).parts)
+        )
+        found = [Found(name, folder_label(name, path) if labelled else None) for name in names]
+        known = [one for one in found if one.form in TEXTS or not one.plain]
+        if not known:
+            raise ValueError(
+                f"the folder {source} has no text: {len(names)} files, none of which ends in "
+                f"{', '.join(sorted(TEXTS | JSON_LINES | set(TABLES)))} (or that and .gz, .bz2, .xz)"
+            )
+        return known
+    if path.exists():
+        return [Found(path)]
+    matched = sorted(glob.glob(str(path), recursive=True))
+    if not matched:
+        raise FileNotFoundError(f"there is no file, folder or pattern {source!r}")
+    return [one for name in matched for one in find(name, labelled)]
+
+
+def folder_label(path: Path, root: Path) -> str | None:
+    """The folder directly below ``root`` in which a file is."""
+    inside = path.relative_to(root).parts
+    return inside[0] if len(inside) > 1 else None
+
+
+def find_all(sources: Sequence[str], labelled: bool = False) -> list[Found]:
+    """The files of all sources, each once."""
+    found: dict[Path, Found] = {}
+    for source in sources:
+        for one in find(source, labelled):
+            found.setdefault(one.path.resolve(), one)
+    return list(found.values())
+
+
+def identities(found: Sequence[Found]) -> list[list[Any]]:
+    """What changes when a file does."""
+    result = []
+    for one in found:
+        about = one.path.stat()
+        result.append([str(one.path.resolve()), about.st_size, about.st_mtime_ns])
+    return result
+
+
+def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[str] | None = None) -> Corpus:
+    """Files as a corpus.
+
+    Raises:
+        ValueError: if there are none, or they cannot be what is asked for.
+    """
+    if layout.document_size < 1:
+        raise ValueError(f"document_size must be at least 1, got {layout.document_size}")
+    found = find_all(sources, kind == "labelled")
+    identity: dict[str, Any] = {"source": "files", "files": identities(found)}
+    size = sum(about[1] for about in identity["files"])
+    notes: list[str] = []
+    records: Callable[[Reading], Iterator[Record]]
+    if kind == "pairs" and targets is not None:
+        others = find_all(targets)
+        identity["targets"] = identities(others)
+        size += sum(about[1] for about in identity["targets"])
+        if len(found) != len(others):
+            raise ValueError(f"got {len(found)} source files and {len(others)} target files; each needs its partner")
+
+        def records(reading: Reading) -> Iterator[Record]:
+            for source, target in zip(found, others, strict=True):
+                yield from pairs(source, target, layout, reading)
+    else:
+        reader = choose(found, kind, layout, notes)
+
+        def records(reading: Reading) -> Iterator[Record]:
+            for one in found:
+                reading.files += 1
+                before = reading.done
+                empty = True
+                for record in reader(one, reading):
+                    empty = False
+                    yield record
+                if empty:
+                    reading.empty.append(str(one.path))
+                reading.done = max(reading.done, before)
+
+    def read(reading: Reading) -> Iterator[Record]:
+        for record in records(reading):
+            if record.text.strip() and (record.target is None or record.target.strip()):
+                yield record
+            else:
+                reading.blank += 1
+
+    name = str(found[0].path) if len(found) == 1 else f"{len(found)} files"
+    return Corpus(identity, read, size, name, notes=tuple(notes))
+
+
+def choose(
+    found: list[Found], kind: Kind, layout: Layout, notes: list[str]
+) -> Callable[[Found, Reading], Iterator[Record]]:
+    """How each of the files is read."""
+    plain = [one for one in found if one.plain]
+    if kind == "pairs" and plain:
+        raise ValueError(
+            f"{plain[0].path} is plain text; pairs need its partner with --targets, or a table or JSON lines with --target-column"
+        )
+    if kind == "labelled" and plain:
+        without = [str(one.path) for one in plain if one.label is None]
+        if without:
+            raise ValueError(
+                f"{first(without)}: no label; give a folder with a folder of text files for each class, "
+                f"or a table or JSON lines with --column and --label-column"
+            )
+        return lambda one, reading: whole(one, layout, reading) if one.plain else rows(one, kind, layout, reading)
+    cutting = layout.documents
+    if cutting == "auto":
+        cutting = "file" if len(plain) >= FEW else "blocks"
+    if plain:
+        what = {
+            "file": "each file is a document",
+            "blocks": f"files are cut at paragraphs into documents of about {layout.document_size:,} characters",
+            "lines": "each line is a document",
+        }
+        notes.append(what[cutting])
+
+    def read(one: Found, reading: Reading) -> Iterator[Record]:
+        if not one.plain:
+            return rows(one, kind, layout, reading)
+        if cutting == "lines":
+            return (Record(line.rstrip("\n")) for line in lines(one.path, layout.errors, reading))
+        if cutting == "file":
+            return whole(one, layout, reading)
+        # A short file is cut smaller, so that there are documents for every part.
+        size = max(1, min(layout.document_size, one.path.stat().st_size // 20))
+        return (Record(text) for text in cut(chunks(one.path, layout.errors, reading), size))
+
+    return read
+
+
+def whole(one: Found, layout: Layout, reading: Reading) -> Iterator[Record]:
+    """A file as a document; one that is very long, as several or, if labelled, cut off."""
+    texts = chunks(one.path, layout.errors, reading)
+    begin: list[str] = []
+    for text in texts:
+        begin.append(text)
+        if sum(map(len, begin)) > LARGEST:
+            if one.label is not None:
+                reading.cut.append(str(one.path))
+                yield Record("".join(begin)[:LARGEST], one.label)
+                return
+            reading.cut.append(str(one.path))
+            for piece in cut(chain(begin, texts), LARGEST // 4):
+                yield Record(piece)
+            return
+    if begin:
+        yield Record("".join(begin), one.label)
+
+
+def pairs(source: Found, target: Found, layout: Layout, reading: Reading) -> Iterator[Record]:
+    """The lines of two files, side by side."""
+    reading.files += 2
+    left, right = Reading(), Reading()
+    before = reading.done
+    number = 0
+    both = zip_longest(lines(source.path, layout.errors, left), lines(target.path, layout.errors, right))
+    for number, (text, other) in enumerate(both, 1):
+        if text is None or other is None:
+            counts = number - 1 + sum(1 for _ in both) + 1
+            more, less = (source, target) if other is None else (target, source)
+            raise ValueError(
+                f"{more.path} has {counts} lines, {less.path} has {number - 1}; line i of one belongs to line i of the other"
+            )
+        reading.done = before + left.done + right.done
+        yield Record(text.rstrip("\n"), None, other.rstrip("\n"))
+    if not number:
+        reading.empty += [str(source.path), str(target.path)]
+
+
+def rows(one: Found, kind: Kind, layout: Layout, reading: Reading) -> Iterator[Record]:
+    """The rows of a table or JSON lines."""
+    column = layout.column or "text"
+    label = (layout.label_column or "label") if kind == "labelled" else None
+    target = (layout.target_column or "target") if kind == "pairs" else None
+    table = json_rows if one.form in JSON_LINES else csv_rows
+    for place, row in table(one, layout, reading):
+        values: list[str | None] = []
+        for name, option in ((column, "--column"), (label, "--label-column"), (target, "--target-column")):
+            if name is None:
+                values.append(None)
+                continue
+            if name not in row:
+                has = ", ".join(map(repr, row)) or "none"
+                raise ValueError(f"{one.path}, {place} has no column {name!r}; it has {has}: choose with {option}")
+            values.append(as_text(row[name], f"{one.path}, {place}, column {name!r}", name == label))
+        yield Record(values[0] or "", values[1], values[2])
+
+
+def as_text(value: Any, place: str, required: bool) -> str:
+    """A value of a table as text."""
+    if value is None or value == "":
+        if required:
+            raise ValueError(f"{place} is empty; every document needs a label")
+        return ""
+    if isinstance(value, dict | list):
+        raise ValueError(f"{place} is a {'list' if isinstance(value, list) else 'mapping'}, not a text")
+    text = str(value)
+    if not text.isascii():
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError:  # half of a pair, as JSON can write it
+            text = text.encode("utf-8", "replace").decode("utf-8")
+    return text
+
+
+def json_rows(one: Found, layout: Layout, reading: Reading) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The objects of JSON lines, each with its place."""
+    for number, line in enumerate(lines(one.path, layout.errors, reading), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(
+                f"{one.path}, line {number} is not JSON ({error}); there must be one object on each line"
+            ) from error
+        if not isinstance(row, dict):
+            raise ValueError(f"{one.path}, line {number} is not a JSON object but {line.strip()[:40]!r}")
+        yield f"line {number}", row
+
+
+def csv_rows(one: Found, layout: Layout, reading: Reading) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a table whose first line names the columns, each with its place."""
+    csv.field_size_limit(2**31 - 1)
+    table = csv.DictReader(lines(one.path, layout.errors, reading), delimiter=TABLES[one.form], strict=True)
+    try:
+        for row in table:
+            if None in row or None in row.values():
+                raise ValueError(
+                    f"{one.path}, line {table.line_num} has another number of values than the {len(table.fieldnames or ())} columns"
+                )
+            yield f"line {table.line_num}", row
+    except csv.Error as error:
+        raise ValueError(f"{one.path}, line {table.line_num} is not a table ({error})") from error

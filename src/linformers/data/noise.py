@@ -1,0 +1,96 @@
+"""Noise that a model learns to undo: masked tokens, and spans taken out. Pure functions of a generator.
+
+Axes: n tokens.
+"""
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Noise = Literal["infill", "spans"]
+IGNORED = -100
+
+
+class Vocabulary(NamedTuple):
+    """The numbers of tokens that noise needs."""
+
+    size: int
+    mask: int
+    ordinary: Ids  # all but the special ones
+
+
+def mask_tokens(ids: Ids, rng: np.random.Generator, vocabulary: Vocabulary, share: float) -> tuple[Ids, Ids]:
+    """Hide tokens as BERT does: of those asked for, 80 % become the mask, 10 % any token, 10 % stay.
+
+    Args:
+        ids: ``(n,)``.
+        rng: makes the choice.
+        vocabulary: of the tokens.
+        share: of tokens that are asked for; at least one is.
+
+    Returns:
+        What the model reads, and the labels, -100 where nothing is asked; both ``(n,)``.
+    """
+    n = len(ids)
+    asked = rng.random(n) < share
+    if not asked.any():
+        asked[rng.integers(n)] = True
+    labels = np.where(asked, ids, IGNORED)
+    places = np.flatnonzero(asked)
+    chance = rng.random(len(places))
+    read = ids.copy()
+    read[places[chance < 0.8]] = vocabulary.mask
+    other = places[chance >= 0.9]
+    read[other] = vocabulary.ordinary[rng.integers(len(vocabulary.ordinary), size=len(other))]
+    return read, labels
+
+
+def choose_spans(n: int, rng: np.random.Generator, share: float, span: float) -> tuple[Ids, Ids]:
+    """Choose spans that do not touch, about ``share`` of ``n`` tokens in all, of about ``span`` tokens each.
+
+    Returns:
+        Where they begin and where they end, in order.
+    """
+    removed = min(max(1, round(n * share)), n)
+    kept = n - removed
+    count = min(max(1, round(removed / span)), removed, kept + 1)
+    sizes = parts(removed, count, rng)
+    # The text between two spans is not empty; before the first and after the last it may be.
+    gaps = parts(kept + 2, count + 1, rng)
+    gaps[0] -= 1
+    gaps[-1] -= 1
+    begins = np.cumsum(gaps[:-1]) + np.cumsum(sizes) - sizes
+    return begins, begins + sizes
+
+
+def parts(total: int, count: int, rng: np.random.Generator) -> Ids:
+    """Divide a number into positive ones, every way being as likely."""
+    borders = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1
+    return np.diff(borders, prepend=0, append=total)
+
+
+def remove_spans(ids: Ids, begins: Ids, ends: Ids, mask: int) -> Ids:
+    """The text with one mask in the place of each span."""
+    n = len(ids)
+    change = np.zeros(n + 1, np.int64)
+    np.add.at(change, begins, 1)
+    np.add.at(change, ends, -1)
+    keep = np.cumsum(change[:n]) == 0
+    keep[begins] = True
+    read = ids.copy()
+    read[begins] = mask
+    return read[keep]
+
+
+def only_spans(ids: Ids, begins: Ids, ends: Ids, mask: int) -> Ids:
+    """The spans, each after a mask."""
+    sizes = ends - begins
+    where = np.cumsum(sizes + 1) - sizes - 1  # of the masks
+    result = np.full(int(sizes.sum()) + len(sizes), mask)
+    inside = np.ones(len(result), bool)
+    inside[where] = False
+    offset = np.repeat(begins - (np.cumsum(sizes) - sizes), sizes)
+    result[inside] = ids[np.arange(int(sizes.sum())) + offset]
+    return result

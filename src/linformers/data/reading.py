@@ -1,0 +1,134 @@
+"""Text of files, in pieces: compressed or not, in UTF-8, with the file and the byte named where it is not."""
+
+import bz2
+import codecs
+import contextlib
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal, cast
+
+from linformers.data.records import Reading
+
+Errors = Literal["strict", "replace", "ignore"]
+BLOCK = 1 << 20
+LONGEST_LINE = 1 << 28
+BORDERS = ("\n\n", "\n", ". ", " ")  # where to cut, best first
+COMPRESSED = {".gz", ".bz2", ".xz"}
+
+
+def chunks(path: Path, errors: Errors, reading: Reading) -> Iterator[str]:
+    """The text of a file, about a million bytes at once; line ends become one character.
+
+    Raises:
+        OSError: if the file cannot be read, or vanished.
+        ValueError: for invalid UTF-8 or a damaged compressed file.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors)
+    newlines = io.IncrementalNewlineDecoder(None, translate=True)
+    offset, begin, before = 0, True, reading.done
+    with opened(path) as raw, unpacked(path, raw) as stream:
+        while True:
+            try:
+                block = stream.read(BLOCK)
+            except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
+                raise ValueError(f"{path} is not a whole {path.suffix[1:]} file ({error})") from error
+            except OSError as error:
+                if path.suffix == ".bz2":
+                    raise ValueError(f"{path} is not a whole bz2 file ({error})") from error
+                raise
+            kept = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(block, final=not block)
+            except UnicodeDecodeError as error:
+                place = offset - kept + error.start
+                raise ValueError(
+                    f"{path} is not UTF-8: byte {error.object[error.start]:#04x} at offset {place}; "
+                    f"convert the file, or take it with --errors replace"
+                ) from error
+            offset += len(block)
+            reading.done = before + raw.tell()
+            text = newlines.decode(text, final=not block)
+            if begin and text:
+                text, begin = text.removeprefix("\ufeff"), False
+            if text:
+                yield text
+            if not block:
+                return
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a file that was there a moment ago."""
+    try:
+        return path.open("rb")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{path} has vanished; it was there when its folder was read") from error
+    except OSError as error:
+        raise OSError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def unpacked(path: Path, raw: BinaryIO) -> contextlib.AbstractContextManager[BinaryIO]:
+    """The content of a file, which its name says is compressed or not."""
+    match path.suffix:
+        case ".gz":
+            return cast(contextlib.AbstractContextManager[BinaryIO], gzip.GzipFile(fileobj=raw))
+        case ".bz2":
+            return cast(contextlib.AbstractContextManager[BinaryIO], bz2.BZ2File(raw))
+        case ".xz":
+            return cast(contextlib.AbstractContextManager[BinaryIO], lzma.LZMAFile(raw))
+    return contextlib.nullcontext(raw)
+
+
+def lines(path: Path, errors: Errors, reading: Reading) -> Iterator[str]:
+    """The lines of a file, each with its end."""
+    rest: list[str] = []
+    waiting = 0
+    for text in chunks(path, errors, reading):
+        *whole, last = text.split("\n")
+        for line in whole:
+            yield "".join(rest) + line + "\n" if rest else line + "\n"
+            rest, waiting = [], 0
+        if last:
+            rest.append(last)
+            waiting += len(last)
+        if waiting > LONGEST_LINE:
+            raise ValueError(
+                f"{path} has a line of more than {LONGEST_LINE:,} characters; is it the right kind of file?"
+            )
+    if rest:
+        yield "".join(rest)
+
+
+def cut(texts: Iterable[str], size: int) -> Iterator[str]:
+    """Cut a text at its paragraphs into documents of at least ``size`` characters and at most four times that.
+
+    Where no paragraph ends in time it is a line, a sentence or a word.
+    """
+    rest = ""
+    for text in texts:
+        rest += text
+        begin = 0
+        while len(rest) - begin >= 4 * size:
+            end = border(rest, begin + size, begin + 4 * size)
+            yield rest[begin:end]
+            begin = end
+        rest = rest[begin:]
+    begin = 0
+    while len(rest) - begin > size:
+        end = border(rest, begin + size, min(begin + 4 * size, len(rest)))
+        yield rest[begin:end]
+        begin = end
+    if begin < len(rest):
+        yield rest[begin:]
+
+
+def border(text: str, low: int, high: int) -> int:
+    """The best place to cut from ``low`` on and not after ``high``."""
+    for mark in BORDERS:
+        found = text.find(mark, low, high)
+        if found >= 0:
+            return found + len(mark)
+    return high

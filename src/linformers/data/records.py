@@ -1,0 +1,64 @@
+"""What a corpus is: records that can be read again and again, and what makes it the same corpus as last time."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["text", "pairs", "labelled"]
+Part = Literal["train", "validation", "test"]
+KINDS: tuple[Kind, ...] = ("text", "pairs", "labelled")
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
+
+
+class Record(NamedTuple):
+    """One document, with its translation or its class, and its part where the corpus has parts already."""
+
+    text: str
+    label: str | None = None
+    target: str | None = None
+    part: Part | None = None
+
+
+@dataclass
+class Reading:
+    """How far a reading is, and what it left out."""
+
+    done: int = 0  # bytes of the files, or records
+    files: int = 0
+    empty: list[str] = field(default_factory=list)  # files without text
+    blank: int = 0  # records without text
+    cut: list[str] = field(default_factory=list)  # files that are too long for one document
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A source of records.
+
+    Args:
+        identity: what makes it the same corpus; can be written as JSON.
+        read: starts a reading; gives the same records each time.
+        size: what ``Reading.done`` is at the end; None if that is not known.
+        name: what it is, in a few words.
+        has_parts: every record says its part.
+        notes: choices to be told to the user.
+    """
+
+    identity: dict[str, Any]
+    read: Callable[[Reading], Iterator[Record]]
+    size: int | None
+    name: str
+    has_parts: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def fingerprint(text: str, seed: int = 0) -> int:
+    """64 bits that stand for a text; another seed gives other ones."""
+    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=str(seed).encode())
+    return int.from_bytes(digest.digest(), "little")
+
+
+def first(items: list[str], count: int = 5) -> str:
+    """The first of many names, for a message."""
+    more = f" and {len(items) - count} more" if len(items) > count else ""
+    return ", ".join(items[:count]) + more

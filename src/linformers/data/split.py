@@ -1,0 +1,112 @@
+"""Which part a document belongs to: by its text, so that equal documents stay together, and by class, so that parts are alike."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from linformers.data.records import PARTS, Part, first
+
+COUNTED = 200_000  # different documents that are split exactly; more than that, by chance
+
+
+def check_shares(shares: Sequence[float]) -> tuple[float, float, float]:
+    """The shares of the parts, which must be three and sum to 1."""
+    if len(shares) != 3 or min(shares) < 0 or shares[0] <= 0 or abs(sum(shares) - 1) > 1e-6:
+        raise ValueError(
+            f"shares are those of train, validation and test: three numbers, the first above 0, with the sum 1; got {tuple(shares)}"
+        )
+    return (shares[0], shares[1], shares[2])
+
+
+@dataclass
+class Split:
+    """Where documents go; ``count`` all of them, then ``decide``, then ask for the ``part`` of each.
+
+    Documents are known by the fingerprint of their text, which depends on the seed. Up to 200,000 different ones are split to the
+    exact shares and class by class, the first of each class for training. More are split by their fingerprint alone, and no
+    memory is needed for them.
+    """
+
+    shares: tuple[float, float, float]
+    labels: dict[int, str] = field(default_factory=dict)  # of each different document
+    parts: dict[int, Part] | None = None
+    many: bool = False
+
+    def count(self, key: int, label: str | None) -> None:
+        """Take note of a document."""
+        if not self.many:
+            self.labels.setdefault(key, label or "")
+            if len(self.labels) > COUNTED:
+                self.many = True
+                self.labels.clear()
+
+    def decide(self) -> None:
+        """Give each document its part.
+
+        Raises:
+            ValueError: if there are too few different documents.
+        """
+        if self.many:
+            return
+        wanted = [int(share > 0) for share in self.shares]
+        groups: dict[str, list[int]] = {}
+        for key in sorted(self.labels):
+            groups.setdefault(self.labels[key], []).append(key)
+        rest = [key for label in sorted(groups) for key in groups[label][1:]]
+        if len(rest) < sum(wanted[1:]):
+            each = "" if len(groups) < 2 else f" of {len(groups)} classes, each of which needs one for training"
+            raise ValueError(
+                f"found {len(self.labels)} different documents{each}; that is too few for the parts "
+                f"{', '.join(part for part, want in zip(PARTS, wanted, strict=True) if want)}: give more text, or smaller documents"
+            )
+        sizes = [max(1, round(share * len(self.labels))) if share else 0 for share in self.shares[1:]]
+        while sum(sizes) > len(rest):
+            sizes[int(np.argmax(sizes))] -= 1
+        self.parts = dict.fromkeys(self.labels, PARTS[0])
+        # Evenly spaced in an order by class; the two parts take turns.
+        held_out = np.linspace(0, len(rest), sum(sizes), endpoint=False).astype(int)
+        turns = spread(sizes[0], sizes[1])
+        for place, turn in zip(held_out, turns, strict=True):
+            self.parts[rest[place]] = PARTS[1 + turn]
+
+    def part(self, key: int) -> Part:
+        """The part of a document that was counted.
+
+        Raises:
+            ValueError: if it was not: the text changed between two readings.
+        """
+        if self.parts is not None:
+            if key not in self.parts:
+                raise ValueError("a file changed while it was read; leave the files alone and start again")
+            return self.parts[key]
+        place = key / 2**64
+        if place < self.shares[0]:
+            return PARTS[0]
+        return PARTS[1] if place < self.shares[0] + self.shares[1] or not self.shares[2] else PARTS[2]
+
+    def once(self) -> list[str]:
+        """The classes with only one document."""
+        found: dict[str, int] = {}
+        for label in self.labels.values():
+            found[label] = found.get(label, 0) + 1
+        return sorted(label for label, count in found.items() if count == 1)
+
+
+def spread(zeros: int, ones: int) -> list[int]:
+    """So many 0 and 1, evenly mixed."""
+    places = [((i + 0.5) / zeros, 0) for i in range(zeros)] + [((i + 0.5) / ones, 1) for i in range(ones)]
+    return [which for _, which in sorted(places)]
+
+
+def untrained(counts: dict[str, list[int]]) -> list[str]:
+    """The classes that the training part has no document of; ``counts`` are those of each part."""
+    return sorted(label for label, found in counts.items() if not found[0] and sum(found))
+
+
+def once_note(labels: list[str]) -> str:
+    """What to tell about classes with one document."""
+    return (
+        f"only one document has the label {first([repr(label) for label in labels])}: it is in the training part, "
+        f"so nothing can be said about it on held-out data"
+    )

@@ -1,0 +1,150 @@
+"""Token sequences on disk, read through a memory map and written without holding them."""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Self, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+
+
+class Documents(Sequence[Tokens]):
+    """Documents, one after the other in a file.
+
+    Attributes:
+        tokens: all of them, ``(total,)``.
+        ends: document i is ``tokens[ends[i - 1]:ends[i]]``, ``(count,)``.
+    """
+
+    def __init__(self, tokens: Tokens, ends: NDArray[np.int64]) -> None:
+        self.tokens = tokens
+        self.ends = ends
+
+    @classmethod
+    def open(cls, stem: Path, dtype: str) -> Self:
+        """Map the files of ``Writer``."""
+        path = stem.with_name(stem.name + ".tokens.bin")
+        empty = path.stat().st_size == 0  # cannot be mapped
+        tokens = np.zeros(0, dtype) if empty else np.memmap(path, dtype=dtype, mode="r")
+        return cls(tokens, read_numbers(stem.with_name(stem.name + ".ends.npy")))
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @overload
+    def __getitem__(self, index: int) -> Tokens: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Tokens]: ...
+    def __getitem__(self, index: int | slice) -> Tokens | list[Tokens]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        count = len(self)
+        if not -count <= index < count:
+            raise IndexError(f"there are {count} documents, got the index {index}")
+        index %= count
+        return np.asarray(self.tokens[self.start(index) : self.ends[index]])
+
+    def start(self, index: int) -> int:
+        """Where document ``index`` begins in ``tokens``."""
+        return int(self.ends[index - 1]) if index else 0
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Tokens of each document, ``(count,)``."""
+        return np.diff(self.ends, prepend=0)
+
+
+class Writer:
+    """Append documents to ``stem.tokens.bin`` and ``stem.ends.npy``."""
+
+    def __init__(self, stem: Path, dtype: str) -> None:
+        self.dtype = np.dtype(dtype)
+        self.count = self.total = 0
+        self._digest = hashlib.blake2b(digest_size=16)
+        self._tokens = stem.with_name(stem.name + ".tokens.bin").open("wb")
+        self._ends = Numbers(stem.with_name(stem.name + ".ends.npy"), "int64")
+
+    def add(self, documents: Sequence[NDArray[Any]]) -> None:
+        """Write several documents."""
+        if not len(documents):
+            return
+        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
+        data = np.concatenate([np.asarray(ids, self.dtype) for ids in documents]).tobytes()
+        self._tokens.write(data)
+        self._digest.update(data)
+        self._ends.add(self.total + np.cumsum(lengths))
+        self.count += len(documents)
+        self.total += int(lengths.sum())
+
+    def close(self) -> dict[str, Any]:
+        """Finish the files; what a reader can check them with."""
+        self._tokens.flush()
+        os.fsync(self._tokens.fileno())
+        self._tokens.close()
+        self._ends.close()
+        return {"documents": self.count, "tokens": self.total, "digest": self._digest.hexdigest()}
+
+    def abandon(self) -> None:
+        """Let go of the files, whatever is in them."""
+        with contextlib.suppress(OSError):
+            self._tokens.close()
+        self._ends.abandon()
+
+
+class Numbers:
+    """Append numbers to a ``.npy`` file of one axis without holding them."""
+
+    def __init__(self, path: Path, dtype: str) -> None:
+        self.path = path
+        self.dtype = np.dtype(dtype)
+        self.count = 0
+        self._raw = path.with_suffix(".raw")
+        self._file = self._raw.open("wb")
+
+    def add(self, numbers: Iterable[int] | NDArray[Any]) -> None:
+        """Write several numbers."""
+        values = np.asarray(numbers, self.dtype)
+        self._file.write(values.tobytes())
+        self.count += len(values)
+
+    def close(self, renumber: NDArray[Any] | None = None) -> None:
+        """Finish the file; with ``renumber``, number i becomes ``renumber[i]``."""
+        self._file.close()
+        if not self.count:
+            np.save(self.path, np.zeros(0, self.dtype))
+        else:
+            written = np.memmap(self._raw, dtype=self.dtype, mode="r")
+            final = np.lib.format.open_memmap(self.path, mode="w+", dtype=self.dtype, shape=(self.count,))
+            for begin in range(0, self.count, 1 << 20):
+                piece = written[begin : begin + (1 << 20)]
+                final[begin : begin + (1 << 20)] = piece if renumber is None else renumber[piece]
+            final.flush()
+            del written, final
+        self._raw.unlink()
+
+    def abandon(self) -> None:
+        """Let go of the file."""
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def read_numbers(path: Path) -> NDArray[Any]:
+    """Map a ``.npy`` file, or read it if it is empty and cannot be mapped."""
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError:
+        return np.load(path, allow_pickle=False)
+
+
+def digest(path: Path) -> str:
+    """The digest that ``Writer.close`` gave for this file."""
+    found = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()

@@ -1,0 +1,143 @@
+"""Tokenisers: trained on a sample of the text, or taken from a directory; all are transformers' fast tokenisers."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Method = Literal["bpe", "wordpiece", "words", "bytes"]
+SIZES: dict[str, int] = {"bpe": 8192, "wordpiece": 8192, "words": 20_000, "bytes": 261}
+SPECIAL = ["<pad>", "<s>", "</s>", "<mask>", "<unk>"]
+PAD, BEGIN, END, MASK, UNKNOWN = range(5)
+
+
+def train_tokenizer(
+    method: Method, texts: Iterable[str], vocab_size: int | None = None, lowercase: bool = False
+) -> Any:
+    """Train a tokeniser with the special tokens ``<pad> <s> </s> <mask> <unk>``, numbered from 0.
+
+    Args:
+        method: ``"bpe"``, byte-level pairs, for any text; ``"wordpiece"``, as BERT's; ``"words"``, what stands between spaces;
+            ``"bytes"``, without training.
+        texts: what to train on.
+        vocab_size: the most tokens, with the special ones; None means 8,192, or 20,000 words. 261 for bytes, always.
+        lowercase: make everything lower case first.
+
+    Raises:
+        ValueError: for a vocabulary that is too small.
+    """
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    size = SIZES[method] if vocab_size is None else vocab_size
+    smallest = SIZES["bytes"] if method in ("bpe", "bytes") else len(SPECIAL) + 1
+    if size < smallest:
+        raise ValueError(f"vocab_size must be at least {smallest} for {method!r}, got {size}")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    options: dict[str, Any] = {"vocab_size": size, "special_tokens": SPECIAL, "show_progress": False}
+    match method:
+        case "bytes":
+            if size != smallest:
+                raise ValueError(f"a vocabulary of bytes has {smallest} tokens, got vocab_size={size}; leave it out")
+            vocabulary = {token: i for i, token in enumerate(SPECIAL + alphabet)}
+            tokenizer = Tokenizer(models.BPE(vocabulary, []))
+            trainer: Any = None
+        case "bpe":
+            tokenizer = Tokenizer(models.BPE())
+            trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **options)
+        case "wordpiece":
+            tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>", max_input_chars_per_word=100))
+            trainer = trainers.WordPieceTrainer(**options)
+        case "words":
+            tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
+            trainer = trainers.WordLevelTrainer(**options)
+    if lowercase:
+        tokenizer.normalizer = normalizers.Lowercase()
+    if method in ("bpe", "bytes"):
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=method == "bpe")
+        tokenizer.decoder = decoders.ByteLevel()
+    elif method == "wordpiece":
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if trainer is not None:
+        tokenizer.train_from_iterator(texts, trainer)
+    return finish(tokenizer)
+
+
+def finish(tokenizer: Any) -> Any:
+    """Name the special tokens, and let a text begin with ``<s>`` and end with ``</s>`` unless that is not wanted."""
+    from tokenizers import AddedToken, processors
+    from transformers import PreTrainedTokenizerFast
+
+    # A mask stands for a word with the space before it, as RoBERTa's does.
+    tokenizer.add_special_tokens([AddedToken(token, lstrip=token == "<mask>", normalized=False) for token in SPECIAL])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> $B </s>",
+        special_tokens=[("<s>", BEGIN), ("</s>", END)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        cls_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        mask_token=AddedToken("<mask>", lstrip=True, normalized=False, special=True),
+        unk_token="<unk>",
+        clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The tokeniser of a directory; no hub is asked.
+
+    Raises:
+        ValueError: if there is none, or one that is not fast.
+    """
+    from transformers import AutoTokenizer
+
+    if not directory.is_dir():
+        raise ValueError(
+            f"tokenizer must be one of {', '.join(map(repr, SIZES))} or a directory with a tokeniser; got {str(directory)!r}"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # whatever a damaged file makes the libraries raise
+        raise ValueError(f"{directory} has no tokeniser that can be read: {error}") from error
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(f"the tokeniser of {directory} has no tokenizer.json; save it as a fast tokeniser first")
+    return tokenizer
+
+
+class Encoder:
+    """Texts to numbers, without special tokens, many at once."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+        self._tokenizer.encode_special_tokens = True  # "<s>" in a text is text
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.size = len(tokenizer)
+        self.unknown: int | None = tokenizer.unk_token_id
+        special = np.zeros(self.size, bool)
+        special[[i for i in tokenizer.all_special_ids if i != self.unknown]] = True
+        self._special = special
+
+    def __call__(self, texts: list[str]) -> list[NDArray[np.int64]]:
+        """The tokens of each text."""
+        found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [self._clean(np.array(one.ids, np.int64)) for one in found]
+
+    def _clean(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Leave no special token that came from the text: a tokeniser may have learned the letters of its name."""
+        special = self._special[ids]
+        if not special.any():
+            return ids
+        return ids[~special] if self.unknown is None else np.where(special, self.unknown, ids)
