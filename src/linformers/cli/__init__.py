@@ -1,6 +1,7 @@
 """The command line: one file a command; heavy imports happen inside the command that needs them."""
 
 import sys
+from pathlib import Path
 from typing import Annotated, Literal
 
 try:
@@ -10,8 +11,19 @@ except ImportError as error:  # the core needs neither
     sys.exit(f"the command line needs more packages ({error.name} is missing): pip install 'linformers[cli]'")
 
 from linformers.cli.bench import app as bench
+from linformers.cli.classify import classify
+from linformers.cli.compare import compare
+from linformers.cli.config import Options
+from linformers.cli.evaluate import evaluate
+from linformers.cli.fill_mask import fill_mask
+from linformers.cli.generate import generate
+from linformers.cli.heads import heads
 from linformers.cli.linearize import linearize
+from linformers.cli.plot import plot
+from linformers.cli.prepare import prepare
+from linformers.cli.report import report
 from linformers.cli.spectrum import spectrum
+from linformers.cli.train import train
 
 app = App(
     name="linformers",
@@ -20,6 +32,16 @@ app = App(
 )
 app.command(bench)
 app.command(linearize)
+app.command(prepare)
+app.command(train)
+app.command(evaluate)
+app.command(generate)
+app.command(fill_mask)
+app.command(classify)
+app.command(compare)
+app.command(heads)
+app.command(plot)
+app.command(report)
 app.command(spectrum)
 app.register_install_completion_command(help="Install completion for the shell in use, or for --shell.")
 
@@ -33,16 +55,18 @@ def show_completion(shell: Literal["bash", "zsh", "fish"] = "bash") -> None:
 @app.meta.default
 def launch(
     *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    config: Annotated[Path | None, Parameter(help="Options from a TOML or YAML file; what is typed counts more.")] = None,
     debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
 ) -> int:
     """Run one command, and turn its end into an exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     console = Console(stderr=True)
     try:
+        app.config = () if config is None else (Options(app, config),)
         app(tokens, exit_on_error=False, print_error=True, result_action="return_value")
     except CycloptsError:
         return 2
-    except KeyboardInterrupt:
-        console.print("interrupted")
+    except KeyboardInterrupt as error:
+        console.print(str(error) or "interrupted", markup=False, highlight=False, soft_wrap=True)
         return 130
     except (ValueError, OSError, ImportError) as error:
         if debug:

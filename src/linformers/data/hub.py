@@ -1,8 +1,11 @@
 """A dataset of the Hugging Face hub as a corpus; read as a stream, so it needs no room on the disk."""
 
 import os
+import socket
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from linformers.data.files import Layout, as_text
 from linformers.data.records import Corpus, Kind, Reading, Record
@@ -49,14 +52,14 @@ def hub(name: str, config: str | None, split: str, kind: Kind, layout: Layout) -
 
 def stream(name: str, config: str | None, split: str) -> Any:
     """Open the dataset."""
-    if os.environ.get("HF_HUB_OFFLINE", "") in ("1", "true", "TRUE", "ON") and not os.path.exists(name):
-        raise OSError(f"the dataset {name} is on the hub, and HF_HUB_OFFLINE says not to go there; give files instead")
     try:
         import datasets  # type: ignore[import-untyped]
     except ImportError as error:
         raise ImportError(
             f"datasets of the hub need one more package: pip install 'linformers[train]' ({error})"
         ) from error
+    if not os.path.exists(name):
+        check_connection(name)
     try:
         return datasets.load_dataset(name, config, split=split, streaming=True)
     except ValueError:  # no such configuration or split; says which there are
@@ -65,4 +68,21 @@ def stream(name: str, config: str | None, split: str) -> Any:
         raise OSError(
             f"cannot load the dataset {name} from the hub ({type(error).__name__}: {error}); check the name and the "
             f"connection, or give files instead"
+        ) from error
+
+
+def check_connection(name: str) -> None:
+    """Raise an OSError if the hub cannot be reached; the library itself would try for half a minute."""
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise OSError(f"the dataset {name} is on the hub, and HF_HUB_OFFLINE says not to go there; give files instead")
+    if getproxies():  # then names are looked up elsewhere
+        return
+    host = urlsplit(constants.ENDPOINT).hostname
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError as error:
+        raise OSError(
+            f"cannot reach {host} for the dataset {name} ({error}); go online, or give files instead"
         ) from error

@@ -101,7 +101,7 @@ def spread(zeros: int, ones: int) -> list[int]:
 
 def untrained(counts: dict[str, list[int]]) -> list[str]:
     """The classes that the training part has no document of; ``counts`` are those of each part."""
-    return sorted(label for label, found in counts.items() if not found[0] and sum(found))
+    return sorted(label for label, found in counts.items() if found[0] == 0)
 
 
 def once_note(labels: list[str]) -> str:

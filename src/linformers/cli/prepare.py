@@ -1,0 +1,177 @@
+"""``linformers prepare``: text files become a tokeniser and token sequences in three parts."""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+Size = Annotated[int | None, Parameter(negative="")]
+Several = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
+Flag = Annotated[bool, Parameter(negative="")]
+QUICK_CHARACTERS = 1_000_000
+QUICK_LISTOPS = {"train": 2_000, "validation": 200, "test": 200, "min_length": 20, "max_length": 100}
+
+
+def prepare(
+    *sources: str,
+    out: Path = Path("prepared"),
+    kind: Literal["text", "pairs", "labelled"] | None = None,
+    targets: Several = None,
+    column: str | None = None,
+    label_column: str | None = None,
+    target_column: str | None = None,
+    dataset: str | None = None,
+    dataset_config: str | None = None,
+    dataset_split: str = "train",
+    tokenizer: str | None = None,
+    vocab_size: Size = None,
+    lowercase: Flag = False,
+    documents: Literal["auto", "file", "blocks", "lines"] = "auto",
+    document_size: Annotated[int, Parameter(negative="")] = 4000,
+    errors: Literal["strict", "replace", "ignore"] = "strict",
+    shares: Annotated[tuple[float, float, float], Parameter(negative="")] = (0.8, 0.1, 0.1),
+    seed: Annotated[int, Parameter(negative="")] = 0,
+    sample: Annotated[int, Parameter(negative="")] = 64_000_000,
+    limit: Size = None,
+    listops: Annotated[tuple[int, int, int] | None, Parameter(negative="")] = None,
+    listops_length: Annotated[tuple[int, int] | None, Parameter(negative="")] = None,
+    listops_depth: Size = None,
+    listops_args: Size = None,
+    overwrite: Flag = False,
+    quick: Flag = False,
+) -> None:
+    """Make a tokeniser and a memory-mapped dataset of text, split by document into train, validation and test.
+
+    Without sources: Python's own documentation or, with --kind labelled, ListOps. Sources are files, folders and patterns, also
+    compressed (.gz, .bz2, .xz): plain text, JSON lines (.jsonl) and tables (.csv, .tsv). Memory does not grow with the text. The same
+    command again reuses the result.
+
+    Example: linformers prepare --out prepared/python
+
+    Example: linformers prepare books/ 'more/*.txt.gz' --tokenizer bpe --vocab-size 16000 --out prepared/books
+
+    Example: linformers prepare reviews.csv --column review --label-column stars --out prepared/reviews
+
+    Example: linformers prepare folder-of-classes/ --kind labelled --out prepared/classes
+
+    Example: linformers prepare train.en --targets train.de --out prepared/translation
+
+    Example: linformers prepare --kind labelled --listops 10000 1000 1000 --listops-length 50 500 --out prepared/listops
+
+    Example: linformers prepare --dataset Salesforce/wikitext --dataset-config wikitext-2-raw-v1 --out prepared/wikitext
+
+    Parameters
+    ----------
+    sources
+        Files, folders, and patterns in quotes.
+    out
+        The directory to write; it appears when it is complete.
+    kind
+        text; pairs, of a source and a target; or labelled, documents with classes. Other options can say it too.
+    targets
+        Files whose lines belong to those of the sources.
+    column
+        With the text, of tables and JSON lines; "text" if it is not given.
+    label_column
+        With the class; "label" if it is not given.
+    target_column
+        With the target of a pair; "target" if it is not given.
+    dataset
+        The name of a dataset of the Hugging Face hub; this needs a connection.
+    dataset_config
+        Which of its configurations.
+    dataset_split
+        Which of its splits; it is split again here.
+    tokenizer
+        bpe (of bytes), wordpiece, words (between spaces), bytes, or a directory with a tokeniser. Default bpe; words for ListOps.
+    vocab_size
+        The most tokens; 8,192, or 20,000 words, if it is not given.
+    lowercase
+        Make everything lower case.
+    documents
+        What a document of plain text is: a file, blocks (cut at paragraphs), or lines. auto: files if there are three or more.
+    document_size
+        The least characters of a block; it ends at the next paragraph.
+    errors
+        What to do about invalid UTF-8: stop, replace it, or ignore it.
+    shares
+        Of train, validation and test.
+    seed
+        Of the split, and of ListOps.
+    sample
+        Train the tokeniser on at most so many characters, spread over the training part.
+    limit
+        Read only about so many characters.
+    listops
+        Expressions for train, validation and test; 96,000, 2,000 and 2,000, as published, if it is not given.
+    listops_length
+        Least and most symbols of an expression; 500 and 2,000 if it is not given.
+    listops_depth
+        How deep expressions are at most; 10 if it is not given.
+    listops_args
+        How many arguments an operation has at most; 10 if it is not given.
+    overwrite
+        Replace a directory that was made of something else.
+    quick
+        A small trial: about a million characters, or 2,400 short expressions.
+    """
+    from linformers import data
+    from linformers.cli.progress import bar
+
+    sizes: dict[str, int] = dict(zip(data.PARTS, listops or (), strict=False))
+    sizes |= dict(zip(("min_length", "max_length"), listops_length or (), strict=False))
+    sizes |= {name: v for name, v in (("max_depth", listops_depth), ("max_args", listops_args)) if v is not None}
+    generated = bool(sizes) or (kind == "labelled" and not sources and not dataset)
+    before = (out / "prepared.json").is_file() and not overwrite
+    with bar() as progress:
+        prepared = data.prepare(
+            sources or None,
+            out,
+            kind=kind,
+            targets=targets,
+            column=column,
+            label_column=label_column,
+            target_column=target_column,
+            dataset=dataset,
+            dataset_config=dataset_config,
+            dataset_split=dataset_split,
+            listops=data.ListOps(**((QUICK_LISTOPS if quick else {}) | sizes)) if generated else None,
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            lowercase=lowercase,
+            documents=documents,
+            document_size=document_size,
+            errors=errors,
+            shares=shares,
+            seed=seed,
+            sample=sample,
+            limit=limit or (QUICK_CHARACTERS if quick and not generated else None),
+            overwrite=overwrite,
+            progress=progress,
+        )
+    show(prepared, reused=before)
+
+
+def show(prepared: Any, reused: bool) -> None:
+    """Print what there is now."""
+    console = Console(soft_wrap=True, highlight=False)
+    about = prepared.about
+    table = Table("part", title=about["name"])
+    for heading in ("documents", "tokens", "longest"):
+        table.add_column(heading, justify="right")
+    for part, counts in about["parts"].items():
+        stem = part.removesuffix(".target")
+        documents = prepared.documents(part) if stem == part else prepared.targets(stem)
+        longest = int(documents.lengths.max()) if len(documents) else 0
+        table.add_row(part, f"{counts['documents']:,}", f"{counts['tokens']:,}", f"{longest:,}")
+    console.print(table)
+    console.print(f"{prepared.vocab_size:,} tokens in the vocabulary", markup=False)
+    if prepared.labels:
+        shown = ", ".join(prepared.labels[:10]) + (", ..." if len(prepared.labels) > 10 else "")
+        console.print(f"{len(prepared.labels)} classes: {shown}", markup=False)
+    for note in prepared.notes:
+        console.print(f"note: {note}", markup=False)
+    there = "was there already, made of the same: nothing to do" if reused else "is ready"
+    console.print(f"{prepared.directory} {there}", markup=False)
