@@ -34,9 +34,9 @@ class Line(NamedTuple):
 
 
 class Point(NamedTuple):
-    """The mean and the standard deviation over seeds at one update; no deviation if there is one seed."""
+    """The mean and the standard deviation over seeds at one update (or after so many seconds); no deviation if there is one seed."""
 
-    step: int
+    x: float
     mean: float
     spread: float
 
@@ -97,7 +97,12 @@ def svg(figure: "Figure", name: str) -> str:
 
 
 def learning(
-    lines: Sequence[Line], title: str, *, baseline: Mapping[str, float] | None = None, show_training: bool = False
+    lines: Sequence[Line],
+    title: str,
+    *,
+    baseline: Mapping[str, float] | None = None,
+    show_training: bool = False,
+    against: str = "step",
 ) -> "Figure":
     """Perplexity (or the loss where there is none) and accuracy on held-out data against updates: mean and spread over seeds.
 
@@ -106,6 +111,7 @@ def learning(
         title: above the figure.
         baseline: what token frequencies alone give, with ``perplexity``, ``loss`` and ``accuracy`` as far as known.
         show_training: also draw the training part, thin.
+        against: ``"step"`` for updates, or ``"seconds"``.
     """
     from matplotlib.figure import Figure
 
@@ -113,10 +119,10 @@ def learning(
     with style():
         figure = Figure(figsize=(9, 3.7), layout="constrained")
         for axis, key in zip(figure.subplots(1, 2), (first, "accuracy"), strict=True):
-            draw_lines(axis, lines, key, show_training)
+            draw_lines(axis, lines, key, against, show_training)
             if baseline and key in baseline:
                 axis.axhline(baseline[key], color=INK, linewidth=1, linestyle=REFERENCES[2], label="frequencies alone")
-            axis.set(xlabel="updates", ylabel=f"held-out {key}")
+            axis.set(xlabel="updates" if against == "step" else against, ylabel=f"held-out {key}")
             if key == "perplexity":
                 logarithmic(axis)
             elif key == "accuracy":
@@ -130,7 +136,9 @@ def learning(
     return figure
 
 
-def draw_lines(axis: "Axes", lines: Sequence[Line], key: str, show_training: bool = False) -> None:
+def draw_lines(
+    axis: "Axes", lines: Sequence[Line], key: str, against: str = "step", show_training: bool = False
+) -> None:
     """Draw one quantity of several contenders; colours and markers are given to those that are no references, in order."""
     colours, references = 0, 0
     for line in lines:
@@ -141,32 +149,38 @@ def draw_lines(axis: "Axes", lines: Sequence[Line], key: str, show_training: boo
             index = colours % len(COLOURS)
             look = {"color": COLOURS[index], "linestyle": "-", "marker": MARKERS[index]}
             colours += 1
-        points = mean_points(line.seeds, key)
-        steps, means = [p.step for p in points], [p.mean for p in points]
+        points = mean_points(line.seeds, key, against=against)
+        steps, means = [p.x for p in points], [p.mean for p in points]
         axis.plot(steps, means, label=line.label, markevery=max(1, len(points) // 10), **look)
         if any(p.spread for p in points):
             lowest = min(means) / 10
             low = [max(p.mean - p.spread, lowest) for p in points]
             axis.fill_between(steps, low, [p.mean + p.spread for p in points], color=look["color"], alpha=0.15, lw=0)
-        if show_training and (training := mean_points(line.seeds, key, "train")):
-            own = [p.step for p in training], [p.mean for p in training]
+        if show_training and (training := mean_points(line.seeds, key, "train", against)):
+            own = [p.x for p in training], [p.mean for p in training]
             axis.plot(*own, color=look["color"], alpha=0.45, linewidth=0.9, label=f"{line.label}, training part")
 
 
-def mean_points(seeds: Sequence[Metrics], key: str, part: str = "validation") -> list[Point]:
+def mean_points(seeds: Sequence[Metrics], key: str, part: str = "validation", against: str = "step") -> list[Point]:
     """The mean over seeds at every update that all of them have saved."""
     found = [
-        {e["step"]: float(e[key]) for e in seed if e.get("part") == part and is_number(e.get(key))} for seed in seeds
+        {e["step"]: (float(e[key]), float(e[against])) for e in seed if has_numbers(e, part, key, against)}
+        for seed in seeds
     ]
     found = [seed for seed in found if seed]
     if not found:
         return []
-    shared = set.intersection(*(set(seed) for seed in found))
     points = []
-    for step in sorted(shared):
-        values = [seed[step] for seed in found]
-        points.append(Point(step, fmean(values), stdev(values) if len(values) > 1 else 0.0))
+    for step in sorted(set.intersection(*(set(seed) for seed in found))):
+        values = [seed[step][0] for seed in found]
+        spread = stdev(values) if len(values) > 1 else 0.0
+        points.append(Point(fmean(seed[step][1] for seed in found), fmean(values), spread))
     return points
+
+
+def has_numbers(entry: Mapping[str, Any], part: str, *keys: str) -> bool:
+    """Whether a line of the metrics is about this part, and has these numbers."""
+    return entry.get("part") == part and all(is_number(entry.get(key)) for key in keys)
 
 
 def has(lines: Sequence[Line], key: str) -> bool:

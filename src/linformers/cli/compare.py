@@ -1,0 +1,222 @@
+"""``linformers compare``: the same task and budget for several kinds of attention, with several seeds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from linformers.training.settings import Settings
+
+if TYPE_CHECKING:
+    from linformers.experiments.cells import Clock
+    from linformers.experiments.sweep import Cell
+
+QUICK: dict[str, Any] = {"preset": "tiny", "n": 64, "max_steps": 60, "eval_steps": 10, "vocab_size": 2048}
+VOCABULARY = 8192  # for the estimate, where nobody says how many
+OF_DATA = ("column", "label_column", "target_column", "targets", "tokenizer", "vocab_size")  # what preparing needs
+QUICK_CONTENDERS = ("full", "none", "k=4", "k=16", "sharing=kv", "n=128")
+
+
+def compare(
+    *,
+    out: Path,
+    contenders: Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)] = None,
+    vary: Annotated[
+        list[Literal["attention", "k", "sharing", "method", "n"]] | None, Parameter(negative="", consume_multiple=True)
+    ] = None,
+    seeds: Annotated[int | None, Parameter(negative="")] = None,
+    dry_run: Annotated[bool, Parameter(negative="")] = False,
+    quick: Annotated[bool, Parameter(negative="")] = False,
+    settings: Annotated[Settings | None, Parameter(name="*")] = None,
+) -> None:
+    """Train several contenders with the same budget and several seeds, and draw and tabulate what they learn.
+
+    The base is Linformer attention with the settings below, which are those of `linformers train`. A contender differs from it in what
+    its name says: full, none, k=32, sharing=kv, method=mean, n=512, or several with commas: full,n=512. With another n the batch
+    changes, so that every update reads as many tokens.
+
+    Every cell (a contender with a seed) is a run of its own under OUT/cells. The same command goes on where it was interrupted, and can
+    add contenders and seeds. Written are comparison.json, table.md and figures: perplexity and accuracy against updates for k and for
+    sharing, as in seq2seq experiments with Linformer, and for n at fixed k, as in Fig. 3 of the paper.
+
+    Example: linformers compare --quick --out runs/quick
+
+    Example: linformers compare --task clm --vary attention k --n 512 --max-steps 1000 --out runs/clm
+
+    Example: linformers compare --contenders full none k=16 k=64 k=64,sharing=kv --seeds 5 --out runs/slots
+
+    Parameters
+    ----------
+    out
+        The directory of the comparison.
+    contenders
+        What to compare.
+    vary
+        Sets of contenders: attention (full, none), k (n/16 to n/2), sharing (all four), method (all five), n (half to twice, at fixed k).
+        Without this and without --contenders: attention, k and sharing.
+    seeds
+        How many runs each contender gets; 3, or 2 if quick.
+    dry_run
+        Only show what would be run, and how long it may take.
+    quick
+        A tiny model and few updates: ends within a few minutes, and shows the working, not the truth.
+    """
+    from linformers.experiments import comparison
+    from linformers.experiments.cells import run_cells
+    from linformers.experiments.sweep import complete, plan, save_plan, varied
+    from linformers.training import Interrupted
+
+    console = Console()
+    base, names, count = complete(quicker(settings or Settings(), quick)), list(contenders or ()), seeds
+    for axis in vary or ([] if names else [] if quick else ["attention", "k", "sharing"]):
+        names += varied(axis, base)
+    if quick and not names:
+        names = list(QUICK_CONTENDERS)
+    cells = plan(base, names, count if count is not None else 2 if quick else 3)
+    clock = new_clock(base)
+    for cell in cells:
+        if cell.finished(out):
+            clock.learn(cell, out)
+    console.print(overview(cells, clock, out))
+    if dry_run:
+        return
+    save_plan(out, base, cells)
+    cells = prepared(cells, base, out)
+    try:
+        with Watcher(cells, clock, out, console) as watcher:
+            problems = run_cells(cells, out, begin=watcher.begin, watch=watcher.watch, done=watcher.done)
+    except KeyboardInterrupt:
+        finished = sum(cell.finished(out) for cell in cells)
+        raise Interrupted(f"interrupted, {finished} of {len(cells)} cells are done; the same command goes on") from None
+    result = comparison.summarise(out)
+    written = comparison.write(out, result)
+    show(result, console)
+    console.print("wrote " + ", ".join(str(path) for path in written), highlight=False, soft_wrap=True)
+    if problems:
+        listed = "; ".join(f"{name}: {problem}" for name, problem in problems.items())
+        raise ValueError(f"{len(problems)} of {len(cells)} cells failed: {listed}; the same command tries them again")
+
+
+def quicker(settings: Settings, quick: bool) -> Settings:
+    """The settings, with small sizes for what was not given if it is to be quick."""
+    return Settings(**{**QUICK, **settings.given()}) if quick else settings
+
+
+def new_clock(base: Settings) -> "Clock":
+    """A clock that knows what this machine can do."""
+    from linformers.experiments.cells import Clock
+    from linformers.experiments.measure import interleave, sgemm_rate, sgemm_step
+
+    rate = sgemm_rate(interleave({"sgemm": sgemm_step()}, 3)["sgemm"].seconds)
+    return Clock(base.vocab_size or VOCABULARY, rate)
+
+
+def prepared(cells: "Sequence[Cell]", base: Settings, out: Path) -> "list[Cell]":
+    """The cells with the data prepared once for all of them."""
+    import dataclasses
+
+    from linformers.training.progress import Progress
+    from linformers.training.runs import data_directory
+    from linformers.training.sources import prepare_data
+
+    if any(not cell.finished(out) for cell in cells):
+        prepare_data(dataclasses.replace(base, n=max(cell.settings.n for cell in cells)), out, Progress())
+    changes: dict[str, Any] = {key: None for key in OF_DATA if hasattr(base, key)}
+    changes["data"] = (str(data_directory(base, out).resolve()),)
+    return [dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **changes)) for cell in cells]
+
+
+def overview(cells: "Sequence[Cell]", clock: "Clock", out: Path) -> Table:
+    """The cells, what is done, and how long the rest may take."""
+    left = [cell for cell in cells if not cell.finished(out)]
+    total = sum(clock.seconds(cell) for cell in left)
+    guess = "" if clock.factors else " (a rough guess; the first cells tell more)"
+    title = f"{len(cells)} cells, {len(cells) - len(left)} done; about {duration(total)} left{guess}"
+    table = Table("contender", "seeds", "updates", "batch x n", "each about", "done", title=title)
+    for contender in dict.fromkeys(cell.contender for cell in cells):
+        own = [cell for cell in cells if cell.contender == contender]
+        first = own[0].settings
+        done = sum(cell.finished(out) for cell in own)
+        name = contender.label if contender.changes else f"linformer, k = {first.k}"
+        table.add_row(
+            name,
+            str(len(own)),
+            str(first.max_steps),
+            f"{first.batch_size} x {first.n}",
+            duration(clock.seconds(own[0])),
+            f"{done}/{len(own)}",
+        )
+    return table
+
+
+def duration(seconds: float) -> str:
+    """A time to be read."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def show(result: dict[str, Any], console: Console) -> None:
+    """Print the table of a comparison."""
+    from linformers.experiments.comparison import table
+
+    heads, rows = table(result)
+    found = Table(title="mean ± standard deviation over seeds, on held-out data")
+    for i, head in enumerate(heads):
+        found.add_column(head, justify="right" if i else "left")
+    for row in rows:
+        found.add_row(*row)
+    console.print(found)
+    for note in result["notes"]:
+        console.print(note, soft_wrap=True)
+
+
+class Watcher:
+    """What the user sees while cells run: a bar over all updates, and a line for each cell that ends."""
+
+    def __init__(self, cells: "Sequence[Cell]", clock: "Clock", out: Path, console: Console) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self.cells, self.clock, self.out, self.console = cells, clock, out, console
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:.0f} %"),
+            TimeElapsedColumn(),
+        )
+        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.total = sum(cell.settings.max_steps for cell in cells)
+        self.before = sum(cell.settings.max_steps for cell in cells if cell.finished(out))
+        self.task = self.bar.add_task("starting", total=self.total, completed=self.before)
+
+    def __enter__(self) -> "Watcher":
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def begin(self, cell: "Cell") -> None:
+        """A cell begins, or goes on."""
+        self.bar.update(self.task, description=f"{cell.name}: starting", completed=self.before)
+
+    def watch(self, cell: "Cell", state: Any) -> None:
+        """A cell runs."""
+        left = sum(self.clock.seconds(other) for other in self.cells if not other.finished(self.out))
+        score = state.row.get("perplexity", state.row.get("loss"))
+        facts = f"step {state.step}/{cell.settings.max_steps}" + (f", {score:,.4g}" if score is not None else "")
+        text = f"{cell.name}: {facts}; all about {duration(left)}"
+        self.bar.update(self.task, description=text, completed=self.before + state.step)
+
+    def done(self, cell: "Cell", problem: str | None, seconds: float) -> None:
+        """A cell has ended."""
+        self.before += cell.settings.max_steps
+        self.clock.learn(cell, self.out)
+        self.bar.update(self.task, completed=self.before)
+        said = "done" if problem is None else f"failed: {problem}"
+        self.bar.console.print(
+            f"{cell.name}: {said} ({duration(seconds)})", markup=False, highlight=False, soft_wrap=True
+        )

@@ -1,0 +1,42 @@
+"""``linformers plot``: figures from saved results."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+if TYPE_CHECKING:
+    pass
+
+
+def plot(
+    *sources: Path,
+    out: Path | None = None,
+    names: Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)] = None,
+) -> None:
+    """Draw figures from what was saved, without running anything.
+
+    Runs given together become one figure: perplexity and accuracy on held-out data against updates, and the same against time.
+
+    Example: linformers plot runs/linformer runs/full --out figures
+
+    Example: linformers plot runs/comparison
+
+    Example: linformers plot results/peers.json
+
+    Parameters
+    ----------
+    sources
+        Runs; comparisons; or the JSON files that `linformers bench` and `linformers spectrum` write.
+    out
+        Folder for the figures; by default the run or the folder of what is drawn, for several runs `figures`.
+    names
+        What to call the runs, in the order in which they are given.
+    """
+    from linformers.experiments import plots
+
+    if not sources:
+        raise ValueError("there is nothing to draw; give runs, comparisons or JSON files")
+    written = plots.draw(sources, out, names)
+    Console().print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)

@@ -1,0 +1,35 @@
+"""``linformers report``: one HTML page about runs and comparisons."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+
+def report(*runs: Path, out: Path | None = None, models: bool = True) -> None:
+    """Write one page about runs and comparisons: configuration, curves, tables, samples, heads and spectrum.
+
+    The page is one file that needs no network, with its figures inside, for light and dark screens, large and small ones.
+
+    Example: linformers report runs/mlm
+
+    Example: linformers report runs/linformer runs/full runs/comparison --out report.html
+
+    Parameters
+    ----------
+    runs
+        Runs of `linformers train`, finished or not, and directories of `linformers compare`.
+    out
+        The file; by default report.html in the run, or here for several.
+    models
+        Also load the models of the runs, for their heads and, with full attention, the spectrum.
+    """
+    from linformers.experiments import summary
+    from linformers.experiments.runs import write_whole
+
+    if not runs:
+        raise ValueError("there is nothing to report; give runs or comparisons")
+    out = out or (runs[0] if len(runs) == 1 else Path()) / "report.html"
+    text = summary.build(runs, models=models)
+    write_whole(out, text)
+    size = len(text.encode()) / 2**20
+    Console().print(f"wrote {out} ({size:.1f} MB)", highlight=False, soft_wrap=True)

@@ -1,0 +1,161 @@
+"""The cells of a comparison, each in processes of its own: its memory is its own, and a crash ends no other cell.
+
+A cell that is finished is not run again; one that was interrupted goes on by itself, because `linformers train` does.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from linformers.experiments.runs import RESULTS, read_json
+from linformers.experiments.sweep import Cell, arguments
+from linformers.training.metrics import read as read_metrics
+from linformers.training.settings import Settings
+
+PROGRAM = (sys.executable, "-c", "from linformers.cli import main; main()")
+LOOK = 1.0  # seconds between two looks at a running cell
+GRACE = 60.0  # seconds that an interrupted cell has to write its checkpoint
+
+
+class State(NamedTuple):
+    """What is known of a running cell: its updates so far, and the last line of its metrics."""
+
+    step: int
+    row: Mapping[str, Any]
+
+
+def command(cell: Cell, out: Path) -> list[str]:
+    """The command line of a cell, as one would type it; it trains, and tests on held-out data."""
+    return ["linformers", "train", *arguments(cell.settings), "--out", str(cell.directory(out))]
+
+
+def run_cell(cell: Cell, out: Path, watch: Callable[[State], None] = lambda state: None) -> str | None:
+    """Run what is left of a cell; its output goes to a file beside its directory.
+
+    Returns:
+        None, or what went wrong.
+    """
+    directory, words = cell.directory(out), command(cell, out)
+    log = directory.with_name(f"{directory.name}.log")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a", encoding="utf-8") as file:
+        file.write(f"$ {shlex.join(words)}\n")
+        file.flush()
+        code = run_watched([*PROGRAM, *words[1:]], file, lambda: watch(look(directory)))
+    if code:
+        return f"it ended with {code}: {last_line(log)} (see {log})"
+    return None if cell.finished(out) else f"it left no results of the test part; see {log}"
+
+
+def run_watched(command: Sequence[str], log: Any, watch: Callable[[], None]) -> int:
+    """Run a process to its end, with a look at it now and then; an interruption is left to it to deal with first."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment)
+    try:
+        while True:
+            try:
+                return process.wait(LOOK)
+            except subprocess.TimeoutExpired:
+                watch()
+    except BaseException:
+        end(process)
+        raise
+
+
+def end(process: "subprocess.Popen[bytes]") -> None:
+    """Let a process write its checkpoint and end, or make it end."""
+    if process.poll() is not None:
+        return
+    process.terminate()  # not an interrupt: the terminal has sent it one, and a second would not let it save
+    try:
+        process.wait(GRACE)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        process.wait()
+
+
+def look(directory: Path) -> State:
+    """Where a running cell is."""
+    rows = read_metrics(directory)
+    return State(rows[-1]["step"], rows[-1]) if rows else State(0, {})
+
+
+def last_line(log: Path) -> str:
+    """The last thing that a process said."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    said = [line for line in lines if line and not line.startswith("$ ")]
+    return said[-1] if said else "it said nothing"
+
+
+class Clock:
+    """How long the cells of a comparison take: from those that are done, and from arithmetic before there are any.
+
+    Args:
+        vocabulary: tokens, for the size of the output.
+        rate: floating-point operations a second, as far as known.
+    """
+
+    START = 15.0  # seconds of imports, reading and testing
+    SHARE = 0.35  # of the rate of a large matrix product, which a small model reaches
+
+    def __init__(self, vocabulary: int, rate: float) -> None:
+        self.vocabulary, self.rate = vocabulary, rate
+        self.factors: list[float] = []
+
+    def seconds(self, cell: Cell) -> float:
+        """What a whole cell is expected to take."""
+        factor = sorted(self.factors)[len(self.factors) // 2] if self.factors else 1.0
+        return self.START + factor * self.arithmetic(cell.settings)
+
+    def arithmetic(self, settings: Settings) -> float:
+        """Seconds of the updates: three times the products of a pass."""
+        d, n, depth = settings.width, settings.n, settings.depth
+        m = {"full": n, "none": 0, "local": settings.local_window}.get(settings.attention, settings.k)
+        layer = 2 * d * (4 * d * (m > 0) + 2 * settings.feedforward) + 4 * d * m
+        if settings.attention == "linformer":
+            layer += 4 * d * m  # the projections of keys and values
+        asked = settings.mask_share if settings.task == "mlm" else 1.0
+        head = 2 * d * self.vocabulary * asked if settings.task != "classify" else 0.0
+        sides = 2.2 if settings.task == "seq2seq" else 1.0
+        tokens = n * settings.batch_size * settings.accumulation * settings.max_steps
+        return 3 * tokens * (sides * depth * layer + head) / (self.SHARE * self.rate)
+
+    def learn(self, cell: Cell, out: Path) -> None:
+        """Take the time of a finished cell into account."""
+        try:
+            seconds = read_json(cell.directory(out) / RESULTS).get("seconds")
+        except (OSError, ValueError):
+            return
+        if isinstance(seconds, int | float) and seconds > 0:
+            self.factors.append(seconds / self.arithmetic(cell.settings))
+
+
+def run_cells(
+    cells: Sequence[Cell],
+    out: Path,
+    *,
+    begin: Callable[[Cell], None] = lambda cell: None,
+    watch: Callable[[Cell, State], None] = lambda cell, state: None,
+    done: Callable[[Cell, str | None, float], None] = lambda cell, problem, seconds: None,
+) -> dict[str, str]:
+    """Run the cells that are not finished, one after the other.
+
+    Returns:
+        What went wrong, by the names of the cells.
+    """
+    problems: dict[str, str] = {}
+    for cell in cells:
+        if cell.finished(out):
+            continue
+        begin(cell)
+        began = time.monotonic()
+        problem = run_cell(cell, out, lambda state, cell=cell: watch(cell, state))  # type: ignore[misc]
+        if problem is not None:
+            problems[cell.name] = problem
+        done(cell, problem, time.monotonic() - began)
+    return problems

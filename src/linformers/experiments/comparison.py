@@ -1,0 +1,224 @@
+"""What a comparison found: means and spreads over seeds, the share of full attention's gain that is kept, table and figures.
+
+Everything is read from the directory, so that it can be done again at any time, also while cells are missing.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from linformers.experiments import figures
+from linformers.experiments.figures import Line, is_number
+from linformers.experiments.measure import describe
+from linformers.experiments.runs import SavedRun, is_run, read_run, write_whole
+from linformers.experiments.sweep import OF_SLOTS, Contender, place, read_plan
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCORES = ("loss", "perplexity", "accuracy")
+COSTS = ("parameters", "peak_memory_mb", "tokens_per_second", "seconds")
+RESULT, TABLE = "comparison.json", "table.md"
+NO_GAIN = (
+    "Full attention is not clearly better than none here (its gain in loss is less than twice the spread over seeds), so the share of "
+    "the gain says nothing; try more updates, or a task with longer distances."
+)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A contender with the runs of its seeds."""
+
+    contender: Contender
+    label: str
+    runs: dict[int, SavedRun]
+
+    def values(self, key: str) -> dict[int, float]:
+        """A number of the results, by seed."""
+        return {seed: float(run.results[key]) for seed, run in self.runs.items() if is_number(run.results.get(key))}
+
+
+def read(out: Path) -> tuple[dict[str, Any], list[Entry]]:
+    """The settings of a comparison, and what there is of every contender.
+
+    Raises:
+        ValueError: if it is not a comparison, or damaged.
+    """
+    settings, cells = read_plan(out)
+    entries: dict[Contender, Entry] = {}
+    for contender, seed in cells:
+        entry = entries.setdefault(contender, Entry(contender, label(contender, settings), {}))
+        directory = place(out, contender, seed)
+        if is_run(directory):
+            entry.runs[seed] = read_run(directory)
+    return settings, list(entries.values())
+
+
+def label(contender: Contender, settings: Mapping[str, Any]) -> str:
+    """What a contender is called in tables; the base says its k."""
+    return contender.label if contender.changes else f"linformer, k = {settings['k']}"
+
+
+def summarise(out: Path) -> dict[str, Any]:
+    """What ``comparison.json`` holds: a line for each contender, with mean and standard deviation over seeds.
+
+    ``kept`` is the share of full attention's gain over none, in loss (the logarithm of perplexity): the ratio of the means, and the
+    standard deviation of the numerator over seeds. Both references have the same length and everything else as the contender.
+    """
+    settings, entries = read(out)
+    lines = []
+    for entry in entries:
+        line: dict[str, Any] = {
+            "name": entry.contender.name,
+            "label": entry.label,
+            "changes": dict(entry.contender.changes),
+            "seeds": {
+                str(seed): {k: run.results.get(k) for k in (*SCORES, *COSTS)} for seed, run in entry.runs.items()
+            },
+        }
+        for key in (*SCORES, *COSTS):
+            if values := list(entry.values(key).values()):
+                line[key] = {"mean": fmean(values), "sd": stdev(values) if len(values) > 1 else None}
+        if (kept := gain_kept(entry, entries)) is not None:
+            line["kept"] = kept
+        lines.append(line)
+    result = describe("compare", settings, ["transformers"])
+    del result["cells"]
+    baselines = [run.baseline for entry in entries for run in entry.runs.values() if run.baseline]
+    notes = [NO_GAIN] if any(line.get("kept", {}).get("clear") is False for line in lines) else []
+    return {**result, "baseline": baselines[0] if baselines else {}, "notes": notes, "contenders": lines}
+
+
+def gain_kept(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any] | None:
+    """The share of full attention's gain over none that a contender keeps, or None where it cannot be said."""
+    rest = tuple(item for item in entry.contender.changes if item[0] not in (*OF_SLOTS, "attention"))
+    full, none = (
+        next((e for e in entries if e.contender == Contender((("attention", kind), *rest))), None)
+        for kind in ("full", "none")
+    )
+    if full is None or none is None or entry in (full, none):
+        return None
+    own, best, worst = (e.values("loss") for e in (entry, full, none))
+    if not own or not best or not worst:
+        return None
+    gain = fmean(worst.values()) - fmean(best.values())
+    spread = max(stdev(v.values()) if len(v) > 1 else 0.0 for v in (best, worst))
+    paired = [worst[seed] - own[seed] for seed in own if seed in worst]
+    clear = gain > 2 * spread and gain > 0
+    if not clear:
+        return {"gain": gain, "clear": False}
+    mean = (fmean(worst.values()) - fmean(own.values())) / gain
+    return {"gain": gain, "clear": True, "mean": mean, "sd": stdev(paired) / gain if len(paired) > 1 else None}
+
+
+def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """The heads and the lines of the table; the last line is what token frequencies alone give."""
+    lines, classify = result["contenders"], result["settings"].get("task") == "classify"
+    score = "loss" if classify else "perplexity"
+    heads = [
+        "contender",
+        "seeds",
+        "parameters",
+        "peak memory",
+        "tokens/s",
+        f"test {score}",
+        "test accuracy",
+        "gain kept",
+    ]
+    rows = []
+    for line in lines:
+        finished = sum(seed["loss"] is not None for seed in line["seeds"].values())
+        kept = line.get("kept", {})
+        rows.append(
+            [
+                line["label"],
+                str(finished),
+                shown(line.get("parameters"), "{:,.0f}", spread=False),
+                shown(line.get("peak_memory_mb"), "{:,.0f}", spread=False, unit=" MB"),
+                shown(line.get("tokens_per_second"), "{:,.0f}", spread=False),
+                shown(line.get(score), "{:.3f}" if classify else "{:.2f}"),
+                shown(line.get("accuracy"), "{:.2f}", 100, unit=" %"),
+                shown(kept if "mean" in kept else None, "{:.0f}", 100, unit=" %"),
+            ]
+        )
+    if base := result["baseline"]:
+        numbers = [shown({"mean": base.get(key)}, form, scale, unit) for key, form, scale, unit in
+                   ((score, "{:.2f}", 1, ""), ("accuracy", "{:.2f}", 100, " %"))]  # fmt: skip
+        rows.append(["frequencies alone", "", "", "", "", *numbers, ""])
+    return heads, rows
+
+
+def shown(value: Mapping[str, Any] | None, form: str, scale: float = 1, unit: str = "", *, spread: bool = True) -> str:
+    """A mean and its spread as text; nothing where there is none."""
+    if value is None or not is_number(value.get("mean")):
+        return ""
+    text = form.format(scale * value["mean"])
+    if spread and value.get("sd") is not None:
+        text += " ± " + form.format(scale * value["sd"])
+    return text + unit
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """The table for a document, with what it was made by."""
+    heads, rows = table(result)
+    settings = result["settings"]
+    facts = ", ".join(f"{key} = {settings[key]}" for key in ("task", "n", "width", "depth", "batch_size", "max_steps"))
+    lines = [
+        f"Made by `{result['command']}` on {result['machine']['cpu']}: {facts}. Mean ± standard deviation over seeds.",
+        "",
+        "| " + " | ".join(heads) + " |",
+        "|---" + "|--:" * (len(heads) - 1) + "|",
+        *("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows),
+    ]
+    for note in result["notes"]:
+        lines += ["", note]
+    return "\n".join(lines) + "\n"
+
+
+def draw(out: Path, result: Mapping[str, Any]) -> "dict[str, Figure]":
+    """The figures of a comparison, by name: one for each setting that varies, and the scores at the end."""
+    settings, entries = read(out)
+    references = [e for e in entries if e.contender.changes in ((("attention", "full"),), (("attention", "none"),))]
+    found: dict[str, Figure] = {}
+    titles = {
+        "k": f"projection dimension k (n = {settings['n']})",
+        "sharing": f"sharing of the projections (n = {settings['n']}, k = {settings['k']})",
+        "method": f"methods of projection (n = {settings['n']}, k = {settings['k']})",
+        "n": f"sequence length n at fixed k = {settings['k']}",
+    }
+    for key, title in titles.items():
+        members = [e for e in entries if set(dict(e.contender.changes)) <= {key}]
+        if len(members) < 2:
+            continue
+        value = {e.contender: e.contender.get(key) or settings[key] for e in members}
+        members.sort(key=lambda e: value[e.contender] if isinstance(value[e.contender], int) else 0)
+        lines = [Line(f"{key} = {value[e.contender]}", metrics(e)) for e in members]
+        if key != "n":  # of another length they are no references
+            lines = [Line(e.label, metrics(e), True) for e in references] + lines
+        if any(line.seeds for line in lines):
+            found[key] = figures.learning(lines, title, baseline=result["baseline"])
+    if not found and any(e.runs for e in entries):
+        lines = [Line(e.label, metrics(e), e in references) for e in entries]
+        found["learning"] = figures.learning(lines, "all contenders", baseline=result["baseline"])
+    for key in ("perplexity" if settings.get("task") != "classify" else "loss", "accuracy"):
+        rows = [(e.label, list(e.values(key).values())) for e in entries]
+        if any(values for _, values in rows):
+            title = f"after {settings['max_steps']:,} updates: a point for each seed, a bar for the mean"
+            found[f"test-{key}"] = figures.scores(rows, f"test {key}", title)
+    return found
+
+
+def metrics(entry: Entry) -> list[list[dict[str, Any]]]:
+    """What the seeds of a contender saved while they learned."""
+    return [run.metrics for run in entry.runs.values() if run.metrics]
+
+
+def write(out: Path, result: Mapping[str, Any]) -> list[Path]:
+    """Write the result, the table and the figures of a comparison."""
+    write_whole(out / RESULT, json.dumps(result, indent=1) + "\n")
+    write_whole(out / TABLE, markdown(result))
+    pictures = [figures.save(figure, out / f"{name}.png") for name, figure in draw(out, result).items()]
+    return [out / RESULT, out / TABLE, *pictures]

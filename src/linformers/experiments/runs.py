@@ -1,0 +1,92 @@
+"""Runs and comparisons as files: what was set, the metrics and the results, read without loading a model."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from linformers.training.metrics import FILE as METRICS
+from linformers.training.metrics import read as read_metrics
+
+CONFIG, RESULTS, PLAN, CELLS = "config.json", "results.json", "plan.json", "cells"
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """What the files of a run say; settings and results are empty where nothing was saved."""
+
+    directory: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    results: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return self.directory.resolve().name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What it was trained with."""
+        found = self.config.get("settings", self.config)
+        return dict(found) if isinstance(found, dict) else {}
+
+    @property
+    def baseline(self) -> dict[str, float]:
+        """What token frequencies alone give, on the same positions."""
+        found = self.results.get("baseline")
+        return dict(found) if isinstance(found, dict) else {}
+
+    @property
+    def step(self) -> int:
+        """The last update that is known of."""
+        return max((row["step"] for row in self.metrics), default=0)
+
+
+def is_run(directory: Path) -> bool:
+    """Whether this is the directory of a run."""
+    return (directory / METRICS).is_file() and (directory / CONFIG).is_file()
+
+
+def is_comparison(directory: Path) -> bool:
+    """Whether this is what ``linformers compare`` wrote."""
+    return (directory / PLAN).is_file()
+
+
+def read_run(directory: Path) -> SavedRun:
+    """Read a run, finished or not.
+
+    Raises:
+        ValueError: if it is not one, or if a file is damaged.
+        OSError: if it cannot be read.
+    """
+    if not directory.is_dir():
+        raise ValueError(f"there is no directory {directory}; give a run of `linformers train`")
+    if not is_run(directory):
+        missing = [name for name in (CONFIG, METRICS) if not (directory / name).is_file()]
+        raise ValueError(f"{directory} is not a run: it has no {' and no '.join(missing)}")
+    results = read_json(directory / RESULTS) if (directory / RESULTS).is_file() else {}
+    return SavedRun(directory, read_json(directory / CONFIG), read_metrics(directory), results)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is damaged: {error}; make it again, or restore it") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds {type(found).__name__}, expected an object with names")
+    return found
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file such that it is the old one or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.partial")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)

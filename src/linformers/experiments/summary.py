@@ -1,0 +1,221 @@
+"""One page about runs and comparisons: configuration, curves, tables, samples, heads and spectrum."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from linformers.experiments import comparison, figures, page
+from linformers.experiments.figures import Line, is_number
+from linformers.experiments.runs import SavedRun, is_comparison, read_json, read_run
+
+SCORES = (
+    ("loss", "loss", "{:.3f}", 1, ""),
+    ("perplexity", "perplexity", "{:,.2f}", 1, ""),
+    ("accuracy", "accuracy", "{:.1f}", 100, " %"),
+)
+COSTS = (
+    ("parameters", "parameters", "{:,.0f}", 1, ""),
+    ("tokens_per_second", "tokens/s", "{:,.0f}", 1, ""),
+    ("peak_memory_mb", "peak memory", "{:,.0f}", 1, " MB"),
+    ("seconds", "training", "{:,.0f}", 1, " s"),
+)  # fmt: skip
+WHAT = ("task", "attention", "n", "k", "sharing", "method")
+LONGEST_SAMPLE = 600
+LOOK = {"length": 256, "samples": 4}  # the spectrum, where nobody has measured it before
+
+
+def build(directories: Sequence[Path], *, models: bool = True) -> str:
+    """The page.
+
+    Args:
+        directories: runs and comparisons.
+        models: also load the models of runs, for their heads and, with full attention, the spectrum.
+
+    Raises:
+        ValueError: if one of them is neither.
+    """
+    runs = [read_run(path) for path in directories if not is_comparison(path)]
+    comparisons = [path for path in directories if is_comparison(path)]
+    titles = unique([run.name for run in runs] + [path.resolve().name for path in comparisons])
+    title = titles[0] if len(titles) == 1 else "linformers: " + ", ".join(titles)
+    parts = [page.heading(1, title), page.paragraph(f"Made by `linformers report` on {today()}.", soft=True)]
+    parts.append(page.contents([(f"part-{i}", name) for i, name in enumerate(titles)]))
+    if len(runs) > 1:
+        parts += together(runs, titles)
+    for i, (name, run) in enumerate(zip(titles, runs, strict=False)):
+        alone = len(titles) == 1
+        parts += [] if alone else [page.heading(2, name, f"part-{i}")]
+        parts += about_run(run, name, f"run{i}", models)
+    for i, path in enumerate(comparisons, len(runs)):
+        parts += [] if len(titles) == 1 else [page.heading(2, titles[i], f"part-{i}")]
+        parts += about_comparison(path, f"comparison{i}")
+    return page.page(title, parts)
+
+
+def together(runs: Sequence[SavedRun], names: Sequence[str]) -> list[str]:
+    """Several runs beside each other."""
+    heads = ["run", *WHAT, *(name for _, name, *_ in (*SCORES, *COSTS))]
+    rows = []
+    for name, run in zip(names, runs, strict=False):
+        facts = [page.shown(run.settings[key]) if run.settings.get(key) is not None else "" for key in WHAT]
+        rows.append([name, *facts, *(number(run.results, *spec) for spec in (*SCORES, *COSTS))])
+    if baseline := runs[0].baseline:
+        blank = [""] * len(WHAT)
+        rows.append(["frequencies alone", *blank, *(number(baseline, *spec) for spec in SCORES), *[""] * len(COSTS)])
+    lines = [Line(name, [run.metrics]) for name, run in zip(names, runs, strict=False)]
+    figure = figures.learning(lines, "", baseline=runs[0].baseline)
+    return [
+        page.heading(2, "Side by side"),
+        page.table(heads, rows),
+        page.picture(figure, "together", "Held-out scores against updates."),
+    ]
+
+
+def about_run(run: SavedRun, name: str, anchor: str, models: bool) -> list[str]:
+    """All about one run."""
+    found = [(what, text) for key, what, *form in (*SCORES, *COSTS) if (text := number(run.results, key, what, *form))]
+    parts = [page.numbers(found)]
+    if run.results:
+        parts.append(page.paragraph(verdict(run), soft=True))
+    else:
+        parts.append(page.paragraph(f"Not tested yet; the last known update is {run.step:,}.", soft=True))
+    parts.append(page.settings({**run.settings, **{k: v for k, v in run.config.items() if k == "parameters"}}))
+    if run.metrics:
+        figure = figures.learning([Line("held-out", [run.metrics])], "", baseline=run.baseline, show_training=True)
+        parts += [page.heading(3, "Learning"), page.picture(figure, f"{anchor}-learning", f"{name}: against updates.")]
+    parts += classes(run.results.get("per_class"))
+    parts += samples(run.results.get("examples"))
+    parts += inside(run, anchor, models)
+    return parts
+
+
+def verdict(run: SavedRun) -> str:
+    """In words: on what it was tested, and how it stands to the frequencies alone."""
+    text = f"On the {run.results.get('part', 'test')} part, which it was not trained on."
+    own, base = run.results.get("accuracy"), run.baseline.get("accuracy")
+    if is_number(own) and is_number(base) and base > 0:
+        text += f" Guessing by the frequencies of the training part is right in {100 * base:.1f} % of the cases; "
+        text += f"this model {own / base:.1f} times as often."
+    return text
+
+
+def classes(rows: Any) -> list[str]:
+    """The report of each class, if there is one."""
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not rows:
+        return []
+    keys = ("label", "precision", "recall", "f1", "support")
+    lines = [[f"{v:.3f}" if isinstance(v := row.get(key), float) else page.shown(v) for key in keys] for row in rows]
+    return [page.heading(3, "Classes"), page.table(keys, lines)]
+
+
+def samples(rows: Any) -> list[str]:
+    """What the model said about some held-out examples."""
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not rows:
+        return []
+    keys = [key for key in ("input", "output", "expected") if any(key in row for row in rows)]
+    lines = [[shortened(str(row.get(key, ""))) for key in keys] for row in rows]
+    heads = [{"output": "the model says"}.get(key, key) for key in keys]
+    return [page.heading(3, "Samples"), page.table(heads, lines, texts=range(len(keys)))]
+
+
+def inside(run: SavedRun, anchor: str, models: bool) -> list[str]:
+    """Heads and spectrum: what was saved, or what can be made of the model."""
+    from linformers.experiments import spectrum
+
+    saved = run.directory / "spectrum.json"
+    measured = read_json(saved) if saved.is_file() else None
+    parts: list[str] = []
+    if models and run.settings.get("attention") != "none":
+        try:
+            heads, subject = heads_of(run, anchor)
+        except (ValueError, OSError) as error:
+            return [page.paragraph(f"Heads and spectrum are missing: {error}.", soft=True)]
+        parts += heads
+        if measured is None and run.settings.get("attention") == "full":
+            from linformers.experiments.texts import pieces
+
+            batches = pieces(None, subject.tokenizer, min(subject.longest, LOOK["length"]), LOOK["samples"])
+            measured = spectrum.measure(subject, batches, name=run.name)
+    if measured is not None:
+        caption = f"Normalised cumulative singular values of the attention matrices. {measured.get('note', '')}".strip()
+        k = ", ".join(map(str, measured["k"]))
+        share = f"{100 * measured['settings']['share']:g} %"
+        parts += [
+            page.heading(3, "Spectrum"),
+            page.paragraph(f"Slots that keep {share} of the singular values, by layer: {k}."),
+            page.picture(spectrum.draw(measured), f"{anchor}-spectrum", caption),
+        ]
+    return parts
+
+
+def heads_of(run: SavedRun, anchor: str) -> tuple[list[str], Any]:
+    """The heads of a run on a text: a sample of its own, or the beginning of the default text; and the model."""
+    from linformers.experiments import heads, spectrum
+    from linformers.experiments.texts import read
+
+    subject = spectrum.load(run.directory)
+    examples = run.results.get("examples")
+    own = [
+        str(row.get("expected" if run.settings["task"] == "mlm" else "input", ""))
+        for row in examples or ()
+        if isinstance(row, dict)
+    ]
+    text = next((text for text in own if text.strip()), None) or read(None)[0]
+    batch = heads.inputs(subject.model, subject.tokenizer, text, subject.longest)
+    parts = [page.heading(3, "Heads")]
+    for name, figure in heads.draw(subject.model, batch).items():
+        caption = f"{name}: the weights of every head for one text of {batch['input_ids'].shape[1]} tokens."
+        parts.append(page.folded(f"pictures: {name}", page.picture(figure, f"{anchor}-{name}", caption)))
+    for name, table in heads.spread(subject.model, batch).items():
+        columns = [name, *(f"head {i + 1}" for i in range(len(table[0])))]
+        rows = [[f"layer {i + 1}", *(f"{value:.1f}" for value in layer)] for i, layer in enumerate(table)]
+        parts += [
+            page.paragraph("Over how many slots or positions a query spreads, in the mean:"),
+            page.table(columns, rows),
+        ]
+    return parts, subject
+
+
+def about_comparison(path: Path, anchor: str) -> list[str]:
+    """All about a comparison, from its directory."""
+    result = comparison.summarise(path)
+    heads, rows = comparison.table(result)
+    parts = [page.paragraph("Mean ± standard deviation over seeds, on held-out data."), page.table(heads, rows)]
+    parts += [page.paragraph(note) for note in result["notes"]]
+    for name, figure in comparison.draw(path, result).items():
+        parts.append(page.picture(figure, f"{anchor}-{name}", CAPTIONS.get(name, "Held-out scores.")))
+    return [*parts, page.settings(result["settings"])]
+
+
+CAPTIONS = {
+    "k": "Held-out scores against updates for several k; the band is the standard deviation over seeds.",
+    "sharing": "Held-out scores against updates for the sharing modes.",
+    "method": "Held-out scores against updates for the methods of projection.",
+    "n": "Held-out scores against updates for several lengths n with the same k and as many tokens in an update.",
+}
+
+
+def number(values: dict[str, Any], key: str, _: str, form: str, scale: float, unit: str) -> str:
+    """A number of a file as text; nothing if it is not there."""
+    value = values.get(key)
+    return form.format(scale * value) + unit if is_number(value) else ""
+
+
+def shortened(text: str) -> str:
+    """The beginning of a long text."""
+    return text if len(text) <= LONGEST_SAMPLE else text[:LONGEST_SAMPLE] + " …"
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    """Names with a number behind those that were there before."""
+    found: list[str] = []
+    for name in names:
+        count = sum(other == name or other.startswith(f"{name} (") for other in found)
+        found.append(f"{name} ({count + 1})" if count else name)
+    return found
+
+
+def today() -> str:
+    """The date."""
+    return datetime.now(UTC).date().isoformat()

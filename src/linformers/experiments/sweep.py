@@ -1,0 +1,255 @@
+"""The plan of a comparison: contenders that differ from one base in a few settings, each with several seeds.
+
+A contender is written as words and assignments with commas between: ``full``, ``none``, ``k=32``, ``full,n=512``,
+``k=32,sharing=kv``. Every setting of ``linformers train`` can be assigned. What is not assigned is as in the base.
+"""
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from linformers.experiments.runs import CELLS, PLAN, RESULTS, read_json, write_whole
+from linformers.training.settings import Settings
+
+Axis = Literal["attention", "k", "sharing", "method", "n"]
+AXES: tuple[str, ...] = typing.get_args(Axis)
+ATTENTIONS = ("full", "none", "local", "linformer")
+SHARINGS = ("layerwise", "kv", "headwise", "none")
+METHODS = ("learnable", "convolution", "mean", "max", "no_params")
+OF_SLOTS = ("k", "sharing", "method", "block_size")  # settings that only attention to slots has
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What one line of the table is about: its settings where they differ from the base."""
+
+    changes: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """A short name, which is also that of its directories."""
+        words = [str(v) if key == "attention" else f"{key}-{v}" for key, v in self.changes]
+        return "+".join(words) or "linformer"
+
+    @property
+    def label(self) -> str:
+        """What it is called in tables."""
+        words = [
+            f"{'no' if v == 'none' else v} attention" if key == "attention" else f"{key} = {v}"
+            for key, v in self.changes
+        ]
+        return ", ".join(words) or "linformer"
+
+    def get(self, key: str) -> Any:
+        """The value of a setting, or None if it is the base's."""
+        return dict(self.changes).get(key)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a comparison."""
+
+    contender: Contender
+    seed: int
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return self.directory(Path()).name
+
+    def directory(self, out: Path) -> Path:
+        """Where it is in a comparison."""
+        return place(out, self.contender, self.seed)
+
+    def finished(self, out: Path) -> bool:
+        """Whether it was trained to its end and tested."""
+        path = self.directory(out) / RESULTS
+        if not path.is_file():
+            return False
+        try:
+            found = read_json(path)
+        except ValueError:
+            return False
+        return found.get("part") == "test" and isinstance(found.get("loss"), int | float)
+
+
+def place(out: Path, contender: Contender, seed: int) -> Path:
+    """The directory of a cell."""
+    return out / CELLS / f"{contender.name}.seed-{seed}"
+
+
+def complete(base: Settings) -> Settings:
+    """The base of a comparison: every setting has a value, so that a contender with another n keeps the same k.
+
+    Raises:
+        ValueError: if it is not Linformer attention, or says a seed.
+    """
+    if base.attention not in (None, "linformer"):
+        raise ValueError(f"the base of a comparison is Linformer attention; name {base.attention!r} in --contenders")
+    if base.seed is not None:
+        raise ValueError("a comparison runs the seeds 0, 1, ...; say with --seeds how many")
+    return base.filled()
+
+
+def varied(axis: str, base: Settings) -> list[str]:
+    """The contenders that ``--vary`` means by a word, for a base that is filled in."""
+    n, k = base.n, base.k
+    match axis:
+        case "attention":
+            return ["full", "none", "linformer"]
+        case "k":
+            return [f"k={size}" for size in sorted({max(1, n // part) for part in (16, 8, 4, 2)} | {k})]
+        case "sharing":
+            return [f"sharing={name}" for name in SHARINGS]
+        case "method":
+            return [f"method={name}" for name in METHODS]
+        case "n":
+            return [f"n={size}" for size in (n // 2, n, 2 * n) if size >= k]
+    raise ValueError(f"--vary must be some of {', '.join(AXES)}; got {axis!r}")
+
+
+def parse(text: str, base: Settings) -> Contender:
+    """What a contender is, from the words that name it.
+
+    Raises:
+        ValueError: if there is no such setting or value.
+    """
+    changes: dict[str, Any] = {}
+    for word in filter(None, (part.strip() for part in text.split(","))):
+        key, assigned, value = word.partition("=")
+        if not assigned:
+            if word not in ATTENTIONS:
+                raise ValueError(
+                    f"contender {text!r}: {word!r} must be one of {', '.join(ATTENTIONS)}, or a setting and a value such as k=64"
+                )
+            key, value = "attention", word
+        key = key.strip().replace("-", "_")
+        changes[key] = convert(text, key, value.strip())
+    kind = changes.get("attention", "linformer")
+    if kind != "linformer" and (odd := [key for key in OF_SLOTS if key in changes]):
+        raise ValueError(f"contender {text!r}: attention {kind!r} has no {odd[0]}; leave it out")
+    differing = {key: value for key, value in changes.items() if value != getattr(base, key)}
+    order = ["attention", "n", "k", "sharing", "method"]
+    return Contender(tuple(sorted(differing.items(), key=lambda item: (order + [item[0]]).index(item[0]))))
+
+
+def convert(text: str, key: str, value: str) -> Any:
+    """A value of a setting from its text."""
+    hints = typing.get_type_hints(Settings)
+    if key not in hints or key in ("task", "data", "targets", "seed", "threads"):
+        raise ValueError(f"contender {text!r}: {key!r} is not a setting that contenders can differ in")
+    kind = hints[key]
+    if typing.get_origin(kind) is Literal:
+        if value not in typing.get_args(kind):
+            raise ValueError(
+                f"contender {text!r}: {key} must be one of {', '.join(typing.get_args(kind))}; got {value!r}"
+            )
+        return value
+    if isinstance(kind, types.UnionType) or kind is str:
+        return value
+    if kind is bool:
+        if value not in ("true", "false"):
+            raise ValueError(f"contender {text!r}: {key} must be true or false, got {value!r}")
+        return value == "true"
+    try:
+        return kind(value)
+    except ValueError:
+        raise ValueError(f"contender {text!r}: {key} must be a number, got {value!r}") from None
+
+
+def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
+    """The cells of a comparison: all contenders with the first seed, then all with the next.
+
+    Every cell reads as many tokens in an update as the base: with another n the batch changes, unless the contender says so.
+
+    Args:
+        base: see :func:`complete`.
+        contenders: each as :func:`parse` takes it; those that are the same count once.
+        seeds: how many.
+
+    Raises:
+        ValueError: for contenders or seeds without a meaning, and for settings that do not fit together.
+    """
+    if seeds < 1:
+        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    found = list(dict.fromkeys(parse(text, base) for text in contenders))
+    if not found:
+        raise ValueError("there is nothing to compare; name some --contenders, or what to --vary")
+    cells = []
+    for seed in range(seeds):
+        for contender in found:
+            changes = dict(contender.changes)
+            if "n" in changes:
+                changes.setdefault("batch_size", max(1, base.batch_size * base.n // changes["n"]))
+                changes.setdefault("target_n", changes["n"] if base.target_n == base.n else base.target_n)
+            if {"n", "k", "attention"} & set(changes):
+                changes.setdefault("block_size", None)  # it depends on them
+            settings = dataclasses.replace(base, **changes, seed=seed)
+            try:
+                cells.append(Cell(contender, seed, settings.filled()))
+            except ValueError as error:
+                raise ValueError(f"contender {contender.label}: {error}") from None
+    return cells
+
+
+def arguments(settings: Settings) -> list[str]:
+    """The options of ``linformers train`` that give these settings."""
+    words: list[str] = []
+    for key, value in settings.given().items():
+        option = "--" + key.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(option if value else f"--no-{option[2:]}")
+        elif isinstance(value, list | tuple):
+            for one in value:
+                words += [option, str(one)]
+        else:
+            words += [option, str(value)]
+    return words
+
+
+def save_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> None:
+    """Write what a comparison consists of, or add to what it consisted of.
+
+    Raises:
+        ValueError: if the directory holds a comparison from another base, or something else.
+    """
+    path, settings = out / PLAN, comparable(base)
+    listed = [{"changes": dict(cell.contender.changes), "seed": cell.seed} for cell in cells]
+    if path.is_file():
+        old = read_json(path)
+        for key, value in settings.items():
+            if old["settings"].get(key) != value:
+                raise ValueError(
+                    f"{out} holds a comparison with {key} = {old['settings'].get(key)}, and now it is {value}; "
+                    "give the same options to go on, or another --out"
+                )
+        listed = old["cells"] + [cell for cell in listed if cell not in old["cells"]]
+    elif out.is_dir() and any(out.iterdir()):
+        raise ValueError(f"{out} is not empty and holds no comparison; name a new directory with --out")
+    write_whole(path, json.dumps({"settings": settings, "cells": listed}, indent=1) + "\n")
+
+
+def read_plan(out: Path) -> tuple[dict[str, Any], list[tuple[Contender, int]]]:
+    """The settings of the base, and the contenders and seeds of a comparison.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
+    found = read_json(out / PLAN)
+    try:
+        cells = [(Contender(tuple(cell["changes"].items())), int(cell["seed"])) for cell in found["cells"]]
+        return dict(found["settings"]), cells
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{out / PLAN} is damaged: {error!r}; compare again with another --out") from None
+
+
+def comparable(base: Settings) -> dict[str, Any]:
+    """The settings as JSON has them; without the threads, which change nothing that is learned."""
+    given = json.loads(json.dumps(base.given()))
+    return {key: value for key, value in given.items() if key not in ("threads", "seed")}

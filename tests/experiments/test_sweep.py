@@ -1,0 +1,273 @@
+"""The plan of a comparison, its resumption, and what is made of finished cells."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+
+import pytest
+from saved_cases import save_run
+
+from linformers.experiments import cells, comparison, sweep
+from linformers.training.settings import Settings
+
+BASE = sweep.complete(Settings(preset="tiny", n=64, max_steps=20, threads=1))
+
+
+def names(contenders, seeds=1):
+    return [cell.name for cell in sweep.plan(BASE, contenders, seeds)]
+
+
+def test_contenders_differ_from_the_base_in_what_they_say():
+    assert BASE.k == 16
+    found = sweep.plan(BASE, ["full", "k=4", "linformer", "k=4,sharing=kv", "method=mean", "depth=1"], 1)
+    assert [cell.contender.changes for cell in found] == [
+        (("attention", "full"),),
+        (("k", 4),),
+        (),
+        (("k", 4), ("sharing", "kv")),
+        (("method", "mean"),),
+        (("depth", 1),),
+    ]
+    assert [cell.settings.k for cell in found] == [16, 4, 16, 4, 16, 16]
+    assert [cell.settings.attention for cell in found[:2]] == ["full", "linformer"]
+
+
+def test_what_is_the_base_counts_once_and_seeds_come_in_turn():
+    assert names(["k=16", "sharing=layerwise", "linformer", "none"], 2) == [
+        "linformer.seed-0",
+        "none.seed-0",
+        "linformer.seed-1",
+        "none.seed-1",
+    ]
+
+
+def test_another_length_keeps_k_and_the_tokens_of_an_update():
+    (cell,) = sweep.plan(BASE, ["n=128"], 1)
+    assert (cell.settings.n, cell.settings.k) == (128, 16)
+    assert cell.settings.batch_size * 128 == BASE.batch_size * BASE.n
+    (cell,) = sweep.plan(BASE, ["full,n=128,batch_size=3"], 1)
+    assert cell.settings.batch_size == 3
+
+
+def test_causal_blocks_fit_every_cell():
+    base = sweep.complete(Settings(task="clm", preset="tiny", n=64))
+    for axis in ("attention", "k", "sharing", "method", "n"):
+        for cell in sweep.plan(base, sweep.varied(axis, base), 1):
+            assert cell.settings.n % (cell.settings.block_size or 1) == 0
+
+
+def test_what_vary_means():
+    assert sweep.varied("k", BASE) == ["k=4", "k=8", "k=16", "k=32"]
+    assert sweep.varied("n", BASE) == ["n=32", "n=64", "n=128"]
+    assert len(sweep.varied("sharing", BASE)) == 4
+    assert len(sweep.varied("method", BASE)) == 5
+    with pytest.raises(ValueError, match="--vary must be some of attention, k, sharing, method, n; got 'depth'"):
+        sweep.varied("depth", BASE)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("fulll", "'fulll' must be one of full, none, local, linformer, or a setting and a value such as k=64"),
+        ("kk=3", "'kk' is not a setting that contenders can differ in"),
+        ("seed=3", "'seed' is not a setting"),
+        ("k=many", "k must be a number, got 'many'"),
+        ("sharing=all", "sharing must be one of none, headwise, kv, layerwise; got 'all'"),
+        ("full,k=4", "attention 'full' has no k; leave it out"),
+        ("gated=1", "gated must be true or false, got '1'"),
+        ("k=0", "k must be at least 1, got 0"),
+    ],
+)
+def test_contenders_without_a_meaning(text, message):
+    with pytest.raises(ValueError) as error:
+        sweep.plan(BASE, [text], 1)
+    assert message in str(error.value)
+
+
+def test_bases_and_counts_without_a_meaning():
+    with pytest.raises(ValueError, match="seeds must be at least 1, got 0"):
+        sweep.plan(BASE, ["full"], 0)
+    with pytest.raises(ValueError, match="nothing to compare"):
+        sweep.plan(BASE, [], 1)
+    with pytest.raises(ValueError, match="name 'full' in --contenders"):
+        sweep.complete(Settings(attention="full"))
+    with pytest.raises(ValueError, match="say with --seeds how many"):
+        sweep.complete(Settings(seed=3))
+
+
+def test_settings_become_options_and_back():
+    settings = dataclasses.replace(BASE, data=("a b", "c"), gated=True, seed=1)
+    words = sweep.arguments(settings)
+    assert words[words.index("--max-steps") + 1] == "20"
+    assert "--gated" in words
+    assert "--no-tie" in words
+    assert words.count("--data") == 2
+
+
+def test_a_plan_grows_but_keeps_its_base(tmp_path):
+    out = tmp_path / "out"
+    sweep.save_plan(out, BASE, sweep.plan(BASE, ["full"], 1))
+    sweep.save_plan(out, BASE, sweep.plan(BASE, ["full", "k=4"], 2))
+    settings, planned = sweep.read_plan(out)
+    assert settings["n"] == 64
+    assert len(planned) == 4
+    with pytest.raises(ValueError, match="holds a comparison with max_steps = 20, and now it is 30"):
+        sweep.save_plan(out, dataclasses.replace(BASE, max_steps=30), [])
+    sweep.save_plan(out, dataclasses.replace(BASE, threads=2), [])  # changes nothing that is learned
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("dear")
+    with pytest.raises(ValueError, match="is not empty and holds no comparison"):
+        sweep.save_plan(tmp_path / "other", BASE, [])
+    (out / "plan.json").write_text("{")
+    with pytest.raises(ValueError, match=r"plan\.json is damaged"):
+        sweep.read_plan(out)
+
+
+# A stand-in for `linformers train`: writes what a run leaves, or fails, by the name of its directory.
+STAND_IN = """
+import json, pathlib, sys
+out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+with open(out.parent / "calls", "a") as file:
+    file.write(out.name + "\\n")
+if out.name.startswith("none") and not (out.parent / "mended").exists():
+    print("Traceback\\nerror: no memory")
+    sys.exit(1)
+out.mkdir(exist_ok=True)
+(out / "results.json").write_text(json.dumps({"part": "test", "loss": 1.0, "seconds": 3.0}))
+"""
+
+
+def test_finished_cells_are_skipped_and_a_failure_ends_no_other(tmp_path, monkeypatch):
+    monkeypatch.setattr(cells, "PROGRAM", (sys.executable, "-c", STAND_IN))
+    planned = sweep.plan(BASE, ["full", "none", "k=4"], 1)
+    problems = cells.run_cells(planned, tmp_path)
+    assert list(problems) == ["none.seed-0"]
+    assert "ended with 1: error: no memory" in problems["none.seed-0"]
+    folder = tmp_path / "cells"
+    assert (folder / "calls").read_text().split() == ["full.seed-0", "none.seed-0", "k-4.seed-0"]
+    assert "$ linformers train --task mlm" in (folder / "full.seed-0.log").read_text()
+    (folder / "mended").touch()
+    assert cells.run_cells(planned, tmp_path) == {}
+    assert (folder / "calls").read_text().split()[3:] == ["none.seed-0"]
+    (folder / "k-4.seed-0" / "results.json").write_text("{")  # half-written: it is not finished
+    assert not planned[2].finished(tmp_path)
+
+
+def test_an_interruption_reaches_the_process_and_lets_it_end(tmp_path):
+    script = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\nprint(1, flush=True)\ntime.sleep(60)"
+    with open(tmp_path / "log", "w") as log:
+
+        def interrupt():
+            if (tmp_path / "log").read_text():
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            cells.run_watched([sys.executable, "-c", script], log, interrupt)
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    process.wait()
+    cells.end(process)  # one that has ended is left alone
+
+
+def test_the_clock_learns_from_finished_cells(tmp_path):
+    full, short = sweep.plan(BASE, ["full", "k=4"], 1)
+    clock = cells.Clock(1000, 1e10)
+    assert clock.seconds(full) > clock.seconds(short) > clock.START
+    run = save_run(full.directory(tmp_path))
+    results = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps({**results, "seconds": 10 * clock.arithmetic(full.settings)}))
+    before = clock.seconds(full) - clock.START
+    clock.learn(full, tmp_path)
+    assert clock.seconds(full) - clock.START == pytest.approx(10 * before)
+
+
+ENDS = {"full": 2.0, "none": 3.0, "k=4": 2.4, "linformer": 2.1, "sharing=kv": 2.2, "n=128": 2.0}
+
+
+@pytest.fixture
+def compared(tmp_path):
+    """A comparison whose cells are there, without weights."""
+    out = tmp_path / "compared"
+    planned = sweep.plan(BASE, list(ENDS), 3)
+    sweep.save_plan(out, BASE, planned)
+    ends = dict(zip((cell.contender for cell in planned), ENDS.values(), strict=False))
+    for cell in planned:
+        save_run(cell.directory(out), ends[cell.contender], seed=cell.seed)
+    return out
+
+
+def test_means_spreads_and_the_share_of_the_gain(compared):
+    result = comparison.summarise(compared)
+    lines = {line["name"]: line for line in result["contenders"]}
+    losses = [seed["loss"] for seed in lines["full"]["seeds"].values()]
+    assert lines["full"]["loss"]["mean"] == pytest.approx(sum(losses) / 3)
+    assert lines["full"]["loss"]["sd"] == pytest.approx(0.01)  # the seeds are 0.01 apart
+
+    def loss(name):
+        return lines[name]["loss"]["mean"]
+
+    for name in ("k-4", "linformer", "sharing-kv"):
+        expected = (loss("none") - loss(name)) / (loss("none") - loss("full"))
+        assert lines[name]["kept"]["mean"] == pytest.approx(expected)
+        assert lines[name]["kept"]["sd"] == pytest.approx(0, abs=1e-6)  # all seeds are shifted alike
+    assert lines["k-4"]["kept"]["mean"] == pytest.approx(0.6, abs=0.01)
+    assert "kept" not in lines["n-128"]  # no reference of this length
+    assert "kept" not in lines["full"]
+    assert result["notes"] == []
+
+
+def test_the_table_has_the_baseline_and_is_markdown(compared):
+    result = comparison.summarise(compared)
+    heads, rows = comparison.table(result)
+    assert heads[0] == "contender"
+    assert [row[0] for row in rows] == [
+        "full attention",
+        "no attention",
+        "k = 4",
+        "linformer, k = 16",
+        "sharing = kv",
+        "n = 128",
+        "frequencies alone",
+    ]
+    assert rows[2][2:5] == ["12,345", "300 MB", "1,000"]
+    assert rows[2][-1] == "60 ± 0 %"
+    assert rows[-1][5] == f"{math.exp(4.5):.2f}"
+    text = comparison.markdown(result)
+    assert text.count("\n|") == 2 + len(rows)
+    assert "Mean ± standard deviation" in text
+
+
+def test_no_share_where_full_attention_gains_nothing(compared):
+    for cell in sweep.plan(BASE, ["none"], 3):
+        path = cell.directory(compared) / "results.json"
+        results = json.loads(path.read_text())
+        path.write_text(json.dumps({**results, "loss": 2.03}))
+    result = comparison.summarise(compared)
+    lines = {line["name"]: line for line in result["contenders"]}
+    assert lines["k-4"]["kept"]["clear"] is False
+    assert result["notes"] == [comparison.NO_GAIN]
+
+
+def test_figures_of_everything_that_varies(compared):
+    result = comparison.summarise(compared)
+    written = {path.name for path in comparison.write(compared, result)}
+    assert written == {
+        "comparison.json",
+        "table.md",
+        "k.png",
+        "sharing.png",
+        "n.png",
+        "test-perplexity.png",
+        "test-accuracy.png",
+    }
+    figure = comparison.draw(compared, result)["k"]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["full attention", "no attention", "k = 4", "k = 16", "frequencies alone"]
+
+
+def test_a_comparison_that_has_only_begun(tmp_path):
+    sweep.save_plan(tmp_path / "out", BASE, sweep.plan(BASE, ["full", "k=4"], 1))
+    result = comparison.summarise(tmp_path / "out")
+    assert comparison.draw(tmp_path / "out", result) == {}
+    assert comparison.table(result)[1][0][1] == "0"
