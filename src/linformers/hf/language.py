@@ -12,7 +12,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
-from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel, token_loss
+from linformers.hf.modeling import IGNORED, LinformerModel, LinformerPreTrainedModel, token_loss
 
 
 class LanguageModel(LinformerPreTrainedModel):
@@ -51,11 +51,17 @@ class LinformerForMaskedLM(LanguageModel):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        asked_only: bool = False,
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
-        """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, -100 where there is none, also the loss."""
+        """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, -100 where there is none, also the loss.
+
+        Args:
+            asked_only: compute the logits of the positions that have a label only, ``(labels, v)``: the loss is the same, and most
+                of the work of the output is saved.
+        """
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -65,7 +71,13 @@ class LinformerForMaskedLM(LanguageModel):
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
-        logits = self.logits(outputs.last_hidden_state)
+        x = outputs.last_hidden_state
+        if asked_only:
+            if labels is None:
+                raise ValueError("asked_only needs labels, which say what is asked")
+            asked = labels != IGNORED
+            x, labels = x[asked], labels[asked]
+        logits = self.logits(x)
         return self._answer(
             MaskedLMOutput,
             return_dict,

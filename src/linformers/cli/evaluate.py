@@ -1,0 +1,57 @@
+"""``linformers evaluate``: how good a run is on text that it has not seen."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+
+def evaluate(
+    run: Path,
+    *,
+    part: Literal["test", "validation", "train"] = "test",
+    limit: Annotated[int | None, Parameter(negative="")] = None,
+    batch_size: Annotated[int | None, Parameter(negative="")] = None,
+    samples: Annotated[int, Parameter(negative="")] = 3,
+    quick: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Perplexity and accuracy of a run, beside those of the frequencies alone; for classify a report by class.
+
+    Writes results.json (results-PART.json for another part) into the run.
+
+    Example: linformers evaluate run
+
+    Example: linformers evaluate run --part validation --samples 5
+
+    Parameters
+    ----------
+    run
+        The directory of a run.
+    part
+        Which part of its data.
+    limit
+        Look at so many batches only, and write nothing.
+    batch_size
+        Examples of a batch; by default as in training.
+    samples
+        Show so many examples with what the model says.
+    quick
+        The same as --limit 10.
+    """
+    from linformers.cli.results import class_table, table
+    from linformers.training import evaluate as test
+    from linformers.training import load_run
+
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit must be at least 1, got {limit}")
+    limit = 10 if quick and limit is None else limit
+    results = test(load_run(run), part, limit=limit, batch_size=batch_size, samples=samples)
+    console = Console()
+    console.print(table(results))
+    if "per_class" in results:
+        console.print(class_table(results["per_class"]))
+    for example in results.get("examples", ()):
+        for name in ("input", "output", "expected"):
+            console.print(f"{name:>8}: {example[name]!r}", markup=False, highlight=False, soft_wrap=True)
+        console.print()

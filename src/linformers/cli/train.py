@@ -1,0 +1,56 @@
+"""``linformers train``: train a model, or go on with a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from linformers.training.settings import QUICK, Settings
+
+
+def train(
+    *,
+    out: Path,
+    settings: Annotated[Settings, Parameter(name="*", negative_iterable="", consume_multiple=True)] = Settings(),  # noqa: B008 (it cannot be changed)
+    resume: bool = True,
+    quick: Annotated[bool, Parameter(negative="")] = False,
+) -> None:
+    """Train a model on text, test it on text that it has not seen, and leave everything in one directory.
+
+    If the directory holds a run, that run goes on from its last checkpoint: the same command, or `--out` alone.
+    Several processes: `torchrun --nproc-per-node 2 -m linformers train ...`.
+
+    Example: linformers train --out run
+
+    Example: linformers train --task clm --preset tiny --data books/ --k 32 --out run
+
+    Example: linformers train --task seq2seq --data source.txt --targets target.txt --out run
+
+    Example: linformers train --task classify --data reviews.csv --column text --label-column stars --out run
+
+    Example: linformers train --attention full --max-steps 4000 --out full
+
+    Parameters
+    ----------
+    out
+        The directory of the run: config.json, metrics.jsonl, checkpoints, final/, results.json.
+    settings
+        What to train, on what, and how.
+    resume
+        Go on with the run in --out; --no-resume begins again, and removes it.
+    quick
+        A few updates of a tiny model, to see that everything works.
+    """
+    import dataclasses
+
+    from linformers.cli.results import table
+    from linformers.training import train as run
+
+    if quick:
+        settings = dataclasses.replace(settings, **{**QUICK, **settings.given()})
+    results = run(settings, out, resume=resume)
+    if results:
+        console = Console()
+        console.print(table(results))
+        console.print(f"everything is in {out}", markup=False, highlight=False, soft_wrap=True)

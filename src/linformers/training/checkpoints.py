@@ -1,0 +1,158 @@
+"""Directories that are complete or not there: written aside, listed with sizes and checksums, renamed; damage is recognised."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+PARTIAL = ".partial-"  # what a directory is called while it is written
+NAME = re.compile(r"checkpoint-(\d+)")
+
+
+@contextmanager
+def written_aside(directory: Path, **facts: Any) -> Iterator[Path]:
+    """Fill the directory that this gives; when the block ends it is listed, made durable, and gets its name.
+
+    Args:
+        directory: its name; one that is there is replaced.
+        facts: what to note in the list, such as the step.
+
+    Raises:
+        OSError: if something could not be written; then nothing of it is left, and what was there before still is.
+    """
+    aside = directory.with_name(PARTIAL + directory.name)
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        yield aside
+        files = sorted(path for path in aside.rglob("*") if path.is_file())
+        listed = {
+            str(path.relative_to(aside)): {"bytes": path.stat().st_size, "sha256": digest(path)} for path in files
+        }
+        write_json(aside / MANIFEST, {**facts, "files": listed})
+        for path in [*files, aside]:
+            sync(path)
+        if directory.exists():
+            old = directory.with_name(PARTIAL + "old-" + directory.name)
+            shutil.rmtree(old, ignore_errors=True)
+            directory.rename(old)
+            aside.rename(directory)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            aside.rename(directory)
+        sync(directory.parent)
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, Exception):  # torch and safetensors have errors of their own for a full disk
+            raise OSError(f"could not write {directory}: {reason(error)}") from error
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file such that it is whole or not there.
+
+    Raises:
+        OSError: with the name of the file.
+    """
+    aside = path.with_name(PARTIAL + path.name)
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise OSError(f"could not write {path}: {reason(error)}") from error
+
+
+def manifest(directory: Path) -> dict[str, Any]:
+    """The list of a directory, after a look at everything in it.
+
+    Raises:
+        ValueError: says what is damaged.
+    """
+    try:
+        found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
+        files = found["files"]
+        for name, facts in files.items():
+            path = directory / name
+            if not path.is_file():
+                raise ValueError(f"{name} is missing")
+            if path.stat().st_size != facts["bytes"]:
+                raise ValueError(f"{name} has {path.stat().st_size} bytes instead of {facts['bytes']}")
+            if digest(path) != facts["sha256"]:
+                raise ValueError(f"{name} has changed since it was written")
+    except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{directory} is damaged: {MANIFEST}: {reason(error)}") from None
+    except ValueError as error:
+        raise ValueError(f"{directory} is damaged: {error}") from None
+    return dict(found)
+
+
+def checkpoints(run: Path) -> list[tuple[int, Path]]:
+    """The checkpoints of a run, with their steps, the last one first; damaged ones too."""
+    if not run.is_dir():
+        return []
+    found = [(int(match[1]), path) for path in run.iterdir() if (match := NAME.fullmatch(path.name)) and path.is_dir()]
+    return sorted(found, reverse=True)
+
+
+def last_good(run: Path, say: Callable[[str], None], at_most: int | None = None) -> tuple[int, Path] | None:
+    """The last checkpoint that is whole, or None; those that are not are named."""
+    for step, path in checkpoints(run):
+        if at_most is not None and step > at_most:
+            continue
+        try:
+            manifest(path)
+        except ValueError as error:
+            say(f"{error}; looking for the checkpoint before it")
+        else:
+            return step, path
+    return None
+
+
+def rotate(run: Path, keep: int) -> None:
+    """Remove all but the last ``keep`` checkpoints."""
+    for _, path in checkpoints(run)[keep:]:
+        gone = path.with_name(PARTIAL + "old-" + path.name)  # so that a half-removed one is never taken for one
+        shutil.rmtree(gone, ignore_errors=True)
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def tidy(run: Path) -> None:
+    """Remove what an interrupted process left half-written."""
+    for path in run.glob(PARTIAL + "*"):
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Make a file or a directory durable, where the system can."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:  # some file systems cannot sync a directory
+        if path.is_file():
+            raise
+    finally:
+        os.close(handle)
+
+
+def reason(error: BaseException) -> str:
+    """What an error says, in one line and without the name of the file if the system named one."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return (text or type(error).__name__).split("\n")[0]

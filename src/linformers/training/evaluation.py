@@ -1,0 +1,101 @@
+"""``evaluate``: how good a run is on a part of its data, beside what the frequencies alone would give.
+
+Axes: c classes.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from linformers.training.checkpoints import write_json
+from linformers.training.measure import measure
+from linformers.training.models import parameters
+from linformers.training.progress import Progress
+from linformers.training.runs import RESULTS, Run
+from linformers.training.sources import examples_of
+from linformers.training.stream import Batches, loader
+
+Part = Literal["train", "validation", "test"]
+
+
+def evaluate(
+    run: Run,
+    part: Part = "test",
+    *,
+    limit: int | None = None,
+    batch_size: int | None = None,
+    samples: int = 3,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Loss, perplexity and accuracy on a part, a report for each class, the baseline, and some examples.
+
+    All of the test part becomes ``results.json`` of the run; another part, ``results-PART.json``. With a limit nothing is written.
+
+    Args:
+        run: what :func:`load_run` opened.
+        part: which part; the model has seen the training part.
+        limit: at most so many batches.
+        batch_size: of these batches; None takes that of training.
+        samples: how many examples to show.
+        progress: show what is done.
+    """
+    from linformers.data import frequency_baseline
+    from linformers.training.samples import samples as examples_with_answers
+
+    shows = Progress(progress)
+    model, labels = run.model, run.prepared.labels
+    examples, sampler, collate = examples_of(run.settings, run.prepared, part, batch_size)
+    batches = loader(examples, Batches(sampler, limit), collate)
+    confusion = np.zeros((len(labels), len(labels)), np.int64)
+    counted = 0
+
+    def seen(guesses: Tensor, right: Tensor, size: int) -> None:
+        nonlocal counted
+        counted += size
+        if run.task == "classify":
+            np.add.at(confusion, (right.numpy(), guesses.numpy()), 1)
+
+    if examples.cut:
+        shows.say(
+            f"note: {examples.cut} of {len(examples)} examples are longer than {run.settings.n} tokens and were cut"
+        )
+    shows.say(f"testing {run.weights} on the {part} part, {len(batches)} batches")
+    found = measure(model, run.task, batches, seen=seen)
+    examples.set_epoch(0)
+    results: dict[str, Any] = {
+        "part": part,
+        "step": run.step,
+        "task": run.task,
+        "attention": run.settings.attention,
+        **found.summary(),
+        "labels": found.labels,
+        "examples_tested": counted,
+        "baseline": frequency_baseline(examples),
+    }
+    if run.task == "classify":
+        results["per_class"] = class_report(confusion, labels)
+    results |= {"parameters": parameters(model), **run.cost()}
+    if samples:
+        results["examples"] = examples_with_answers(run, examples, samples)
+    if limit is None:
+        write_json(run.directory / (RESULTS if part == "test" else f"results-{part}.json"), results)
+    return results
+
+
+def class_report(confusion: NDArray[np.int64], labels: list[str]) -> list[dict[str, Any]]:
+    """Precision, recall, F1 and support of each class.
+
+    Args:
+        confusion: ``(c, c)``, how often a class was taken for which.
+    """
+    right, taken, there = np.diag(confusion), confusion.sum(0), confusion.sum(1)
+    rows = []
+    for i, label in enumerate(labels):
+        precision = float(right[i] / taken[i]) if taken[i] else 0.0
+        recall = float(right[i] / there[i]) if there[i] else 0.0
+        both = precision + recall
+        f1 = 2 * precision * recall / both if both else 0.0
+        rows.append({"label": label, "precision": precision, "recall": recall, "f1": f1, "support": int(there[i])})
+    return rows

@@ -1,0 +1,210 @@
+"""``train``: begin or go on with a run, to its final weights and results."""
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from linformers.training import models, processes
+from linformers.training.checkpoints import checkpoints, last_good, manifest, reason, tidy, write_json, written_aside
+from linformers.training.metrics import EVENTS, FILE, MetricsFile, read
+from linformers.training.progress import Progress
+from linformers.training.runs import BEST, CONFIG, DATA, FINAL, RESULTS, TALLY, Run, load_run, write_config
+from linformers.training.settings import Settings
+from linformers.training.sources import examples_of, prepare_data
+from linformers.training.stopping import Interrupted, Interruption, best_row, is_stale
+from linformers.training.stream import Batches, loader
+
+if TYPE_CHECKING:
+    from linformers.training.trainer import RunTrainer
+
+At = tuple[int, Path] | None  # a step and its checkpoint
+
+
+def train(settings: Settings, out: Path | str, *, resume: bool = True, progress: bool = True) -> dict[str, Any]:
+    """Train a model, or go on with a run that was interrupted; afterwards test it.
+
+    Args:
+        settings: what is not given comes from the preset, or from the run that goes on.
+        out: the directory of the run.
+        resume: go on if ``out`` holds a run; False begins again, and removes it.
+        progress: show it.
+
+    Returns:
+        The results, which are in ``results.json`` too.
+
+    Raises:
+        ValueError: for settings without a meaning, or that contradict the saved run, and for a loss that is not a number.
+        OSError: if something could not be written; checkpoints that are there are kept.
+        Interrupted: if the user stopped it; everything is saved.
+    """
+    from linformers.training.evaluation import evaluate
+
+    out = Path(out)
+    shows = Progress(progress and processes.is_main())
+    processes.join()
+    if processes.is_main():
+        open_run(settings, out, resume)
+    processes.wait()
+    run = load_run(out)
+    if run.settings.threads:
+        torch.set_num_threads(run.settings.threads)
+    at = last_good(out, shows.say)
+    check_length(run, at)
+    if not is_done(run, at):
+        fit(run, at, shows)
+    processes.leave()
+    run = load_run(out)
+    if run.results is not None and run.results.get("step") == run.step:
+        shows.say(f"{out} is complete: trained to step {run.step}, and tested")
+        return run.results
+    return evaluate(run, progress=progress) if processes.is_main() else {}
+
+
+def open_run(settings: Settings, out: Path, resume: bool) -> None:
+    """Make the directory of a run, or check that the one which is there can go on with these settings.
+
+    Raises:
+        ValueError: if it cannot.
+        OSError: if the directory cannot be written.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        tidy(out)
+        if not resume:
+            clear(out)
+    except OSError as error:
+        raise OSError(f"cannot write to {out}: {reason(error)}; name another directory with --out") from error
+    if (out / CONFIG).exists():
+        run = load_run(out)
+        asked = settings.resumed(run.settings)
+        if asked != run.settings:
+            about = {name: value for name, value in run.about.items() if name not in ("settings", "versions")}
+            write_config(out, asked.filled(), **about)
+        return
+    if strange := sorted(path.name for path in out.iterdir() if not path.name.startswith(".") and path.name != DATA):
+        raise ValueError(
+            f"{out} is not empty and holds no run (it has {strange[0]}); name another directory with --out"
+        )
+    write_config(out, settings.located().filled())
+
+
+def clear(out: Path) -> None:
+    """Remove a run, and nothing else that may be in its directory."""
+    for _, path in checkpoints(out):
+        shutil.rmtree(path)
+    for name in (FINAL, BEST, EVENTS, DATA):
+        if (out / name).exists():
+            shutil.rmtree(out / name)
+    for name in (RESULTS, FILE, CONFIG):
+        (out / name).unlink(missing_ok=True)
+
+
+def check_length(run: Run, at: At) -> None:
+    """Raise a ValueError if a run is further than it should go."""
+    if at is not None and at[0] > run.settings.max_steps:
+        raise ValueError(
+            f"--max-steps is {run.settings.max_steps}, but the run in {run.directory} is at step {at[0]} already; give "
+            "at least that, or another --out"
+        )
+
+
+def is_done(run: Run, at: At) -> bool:
+    """Whether the final weights are there, whole, and as far as they should be."""
+    try:
+        until = manifest(run.directory / FINAL)["until"]
+    except ValueError:  # not there, or damaged: it is written again
+        return False
+    if at is not None and at[0] != until:
+        return False
+    return bool(until >= run.settings.max_steps) or is_stale(read(run.directory), run.settings.patience)
+
+
+def fit(run: Run, at: At, shows: Progress) -> None:
+    """Train, from the beginning or from a checkpoint, and write the final weights.
+
+    Raises:
+        Interrupted: if the user stopped it.
+    """
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    settings, out, step = run.settings, run.directory, at[0] if at else 0
+    if processes.is_main():
+        prepare_data(settings, out, shows)
+    processes.wait()
+    model = models.build(settings, run.prepared.tokenizer, run.prepared.labels)
+    if processes.is_main():
+        write_config(out, settings, parameters=models.parameters(model))
+    metrics = MetricsFile(out, step, writes=processes.is_main())
+    with Interruption() as interruption:
+        trainer = new_trainer(run, model, metrics, shows, interruption)
+        if at is not None:
+            shows.say(f"going on with {out} from step {step} of {settings.max_steps}")
+            trainer.restore(at[1])
+        try:
+            if step < settings.max_steps and not is_stale(metrics.rows, settings.patience):
+                trainer.train(resume_from_checkpoint=None if at is None else str(at[1]))
+        except (RuntimeError, MemoryError) as error:
+            if "memory" not in str(error) and not isinstance(error, MemoryError):
+                raise
+            raise ValueError(
+                f"not enough memory ({reason(error)}); try a smaller --batch-size with more --accumulation, or --recompute"
+            ) from error
+        finally:
+            shows.stop()
+            metrics.close()
+    done = trainer.state.global_step
+    if interruption.requested and done < settings.max_steps:
+        raise Interrupted(
+            f"interrupted at step {done}, which is saved in {out / f'checkpoint-{done}'}; go on with: "
+            f"linformers train --out {out}"
+        )
+    if processes.is_main():
+        write_final(trainer, run, shows)
+
+
+def new_trainer(
+    run: Run, model: Any, metrics: MetricsFile, shows: Progress, interruption: Interruption
+) -> "RunTrainer":
+    """The Trainer of a run, with its batches."""
+    from linformers.training.trainer import RunTrainer
+
+    settings, world, rank = run.settings, processes.world(), processes.rank()
+    examples, sampler, collate = examples_of(settings, run.prepared, "train")
+    looks, look_sampler, _ = examples_of(settings, run.prepared, "validation")
+    size = settings.max_steps * settings.accumulation
+    look_size = -(-settings.eval_batches // world) or None
+    return RunTrainer(
+        model,
+        settings,
+        run.directory,
+        train_loader=loader(
+            examples, Batches(sampler, size, endless=True, rank=rank, world=world), collate, settings.workers
+        ),
+        eval_loader=loader(looks, Batches(look_sampler, look_size, rank=rank, world=world), collate),
+        batches_per_epoch=len(sampler) / world,
+        metrics=metrics,
+        progress=shows,
+        interruption=interruption,
+        tokenizer=run.prepared.tokenizer,
+    )
+
+
+def write_final(trainer: "RunTrainer", run: Run, shows: Progress) -> None:
+    """Write ``final/``: the last weights, or with patience the best."""
+    out, model, step = run.directory, trainer.model, trainer.state.global_step
+    until, best = step, best_row(trainer.metrics.rows)
+    if run.settings.patience and best is not None and best["step"] != step:
+        try:
+            found = manifest(out / BEST)
+            if found["step"] != best["step"]:
+                raise ValueError(f"{out / BEST} is from step {found['step']}, and the best is {best['step']}")
+            model, step = models.load(out / BEST, run.task), best["step"]
+        except ValueError as error:
+            shows.say(f"{error}; the last weights are taken instead")
+    with written_aside(out / FINAL, step=step, until=until) as aside:
+        models.save(model, trainer.tokenizer, aside)
+        write_json(aside / TALLY, trainer.cost())
+    shows.say(f"trained to step {until}; the weights of step {step} are in {out / FINAL}")

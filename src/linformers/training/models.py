@@ -1,0 +1,104 @@
+"""The model of a run: from settings to a Hugging Face model, and from a directory back.
+
+Axes: n positions, k slots.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from linformers.hf import (
+    LinformerConfig,
+    LinformerForCausalLM,
+    LinformerForMaskedLM,
+    LinformerForSeq2SeqLM,
+    LinformerForSequenceClassification,
+)
+from linformers.training.settings import Settings, decoder_slots
+
+MODELS: dict[str, Any] = {
+    "mlm": LinformerForMaskedLM,
+    "clm": LinformerForCausalLM,
+    "seq2seq": LinformerForSeq2SeqLM,
+    "classify": LinformerForSequenceClassification,
+}
+
+
+def configuration(settings: Settings, tokenizer: Any, labels: list[str]) -> LinformerConfig:
+    """The configuration of a model for these settings, which are filled in.
+
+    Args:
+        tokenizer: says how many tokens there are, and which are special.
+        labels: the names of the classes, for classify.
+    """
+    options: dict[str, Any] = {}
+    if settings.task == "seq2seq":
+        options = {
+            "is_encoder_decoder": True,
+            "max_target_positions": settings.target_n,
+            "decoder_proj_k": decoder_slots(settings.k, settings.n, settings.target_n),
+            "decoder_start_token_id": tokenizer.bos_token_id,
+        }
+    if settings.task == "classify":
+        options = {
+            "id2label": dict(enumerate(labels)),
+            "label2id": {label: i for i, label in enumerate(labels)},
+            "problem_type": "single_label_classification",
+        }
+    return LinformerConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=settings.width,
+        num_hidden_layers=settings.depth,
+        num_attention_heads=settings.heads,
+        intermediate_size=settings.feedforward,
+        gated=settings.gated,
+        max_position_embeddings=settings.n,
+        position_embedding_type=settings.positions,
+        hidden_dropout_prob=settings.dropout,
+        attention_probs_dropout_prob=settings.dropout,
+        norm=settings.norm,
+        pooling=settings.pooling,
+        proj_k=settings.k,
+        sharing=settings.sharing,
+        method=settings.method,
+        block_size=settings.block_size,
+        local_kernel=settings.local_kernel,
+        local_window=settings.local_window,
+        attention=settings.attention,
+        is_decoder=settings.task == "clm",
+        tie_word_embeddings=settings.tie,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        **options,
+    )
+
+
+def build(settings: Settings, tokenizer: Any, labels: list[str]) -> Any:
+    """A new model, whose first weights depend on the seed alone."""
+    from transformers import set_seed
+
+    set_seed(settings.seed)
+    return MODELS[settings.task](configuration(settings, tokenizer, labels))
+
+
+def load(directory: Path, task: str) -> Any:
+    """The model of ``final/``, ``best/`` or a checkpoint, ready to be used."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return MODELS[task].from_pretrained(directory, local_files_only=True).eval()
+
+
+def save(model: Any, tokenizer: Any, directory: Path) -> None:
+    """Write weights and configuration, and the tokeniser if there is one."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model.save_pretrained(directory)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(directory)
+
+
+def parameters(model: Any) -> int:
+    """How many numbers are trained."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)

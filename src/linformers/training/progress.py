@@ -1,0 +1,90 @@
+"""What the user sees while a model trains: a live bar on a terminal, plain lines elsewhere."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+PAUSE = 10.0  # seconds between two plain lines of training
+
+
+class Progress:
+    """Progress of one run.
+
+    Args:
+        shown: False shows nothing at all.
+        console: where to; None means standard error.
+    """
+
+    def __init__(self, shown: bool = True, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.shown = shown
+        self.bar: Bar | None = None
+        self.last = -PAUSE
+        self.rows: dict[str, dict[str, Any]] = {}
+        self.began, self.first, self.steps = 0.0, 0, 0
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        if self.shown:
+            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def start(self, step: int, steps: int) -> None:
+        """Training begins behind this step."""
+        self.began, self.first, self.steps = time.monotonic(), step, steps
+        if self.shown and self.console.is_terminal:
+            self.bar = Bar(
+                TextColumn("training"),
+                BarColumn(bar_width=None),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[facts]}"),
+                TimeRemainingColumn(compact=True),
+                console=self.console,
+                refresh_per_second=2,
+            )
+            self.task = self.bar.add_task("training", total=steps, completed=step, facts="")
+            self.bar.start()
+
+    def step(self, step: int) -> None:
+        """One more update is done."""
+        if self.bar is not None:
+            self.bar.update(self.task, completed=step)
+
+    def show(self, row: dict[str, Any]) -> None:
+        """A line of metrics was written."""
+        self.rows[row["part"]] = row
+        if self.bar is not None:
+            facts = [self.facts(self.rows[part]) for part in ("train", "validation") if part in self.rows]
+            self.bar.update(self.task, facts=" | ".join(facts))
+        elif row["part"] == "validation" or time.monotonic() - self.last >= PAUSE:
+            self.last = time.monotonic()
+            self.say(f"step {row['step']}/{self.steps}: {self.facts(row)}{self.left(row['step'])}")
+
+    def facts(self, row: dict[str, Any]) -> str:
+        """The numbers of a line, shortly."""
+        shown = []
+        for name, short, form in (
+            ("loss", "loss", "{:.3f}"),
+            ("perplexity", "ppl", "{:,.1f}"),
+            ("accuracy", "acc", "{:.1%}"),
+            ("tokens_per_second", "tok/s", "{:,.0f}"),
+        ):
+            if name in row:
+                shown.append(f"{short} {form.format(row[name])}")
+        return ("validation " if row["part"] == "validation" else "") + " ".join(shown)
+
+    def left(self, step: int) -> str:
+        """How long it will take, for a plain line."""
+        done = step - self.first
+        if done < 1 or step >= self.steps:
+            return ""
+        seconds = (time.monotonic() - self.began) / done * (self.steps - step)
+        return f", {int(seconds) // 60}:{int(seconds) % 60:02d} left"
+
+    def stop(self) -> None:
+        """Training is over, or has failed."""
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None

@@ -1,0 +1,58 @@
+"""Some examples of a part with what the model says about them, to be looked at."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from linformers.training.measure import IGNORED
+from linformers.training.runs import Run
+from linformers.training.use import generate
+
+SHOWN = 24  # tokens to begin with, and to go on with
+
+
+def samples(run: Run, examples: Any, count: int) -> list[dict[str, str]]:
+    """Evenly spread examples: ``{"input", "output", "expected"}``, as text."""
+    lengths = np.asarray(examples.lengths)
+    # Something to read, but not pages of it.
+    places = np.flatnonzero((lengths >= min(2 * SHOWN, int(lengths.max()))) & (lengths <= max(100, lengths.min())))
+    places = places if len(places) else np.arange(len(lengths))
+    chosen = places[np.linspace(0, len(places) - 1, min(count, len(places))).astype(int)]
+    examples.set_epoch(0)
+    return [sample(run, examples[int(i)]) for i in chosen]
+
+
+def sample(run: Run, example: dict[str, Any]) -> dict[str, str]:
+    """One of them."""
+    ids, labels = np.asarray(example["input_ids"]), example["labels"]
+    match run.task:
+        case "clm":
+            prompt = text(run, ids[:SHOWN])
+            said = generate(run, [prompt], max_new_tokens=SHOWN)[0]
+            return {"input": prompt, "output": said, "expected": text(run, ids[SHOWN : 2 * SHOWN])}
+        case "seq2seq":
+            read = text(run, ids, marks=True)
+            return {"input": read, "output": generate(run, [read])[0], "expected": text(run, labels)}
+        case "mlm":
+            asked = labels != IGNORED
+            guess, right = ids.copy(), ids.copy()
+            guess[asked] = best(run, ids)[asked]
+            right[asked] = labels[asked]
+            return {"input": text(run, ids, marks=True), "output": text(run, guess), "expected": text(run, right)}
+        case _:
+            names = run.prepared.labels
+            return {"input": text(run, ids), "output": names[int(best(run, ids))], "expected": names[labels]}
+
+
+@torch.no_grad()
+def best(run: Run, ids: Any) -> Any:
+    """The likeliest token at each position, or the likeliest class."""
+    return run.model(torch.from_numpy(ids)[None].to(run.model.device)).logits[0].argmax(-1).cpu().numpy()
+
+
+def text(run: Run, ids: Any, marks: bool = False) -> str:
+    """Tokens as text; of the special ones only the masks, if they are wanted."""
+    tokenizer = run.tokenizer
+    kept = [int(i) for i in ids if int(i) not in tokenizer.all_special_ids or (marks and i == tokenizer.mask_token_id)]
+    return str(tokenizer.decode(kept))

@@ -1,0 +1,331 @@
+"""``Settings``: everything that says what a run is, what a preset fills in, and how two sets of settings may differ.
+
+Axes: n positions, k slots.
+"""
+
+import dataclasses
+import math
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from linformers.causal import block_sizes
+
+Task = Literal["mlm", "clm", "seq2seq", "classify"]
+Preset = Literal["tiny", "small", "base"]
+
+UNSAID: Any = None  # the value of a setting that nobody gave; `filled` replaces it
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "n": 128, "width": 128, "depth": 2, "heads": 4, "dropout": 0.0, "batch_size": 16, "learning_rate": 2e-3,
+        "max_steps": 500,
+    },
+    "small": {
+        "n": 256, "width": 192, "depth": 4, "heads": 6, "dropout": 0.0, "batch_size": 16, "learning_rate": 1.5e-3,
+        "max_steps": 2000,
+    },
+    "base": {
+        "n": 512, "width": 512, "depth": 6, "heads": 8, "dropout": 0.1, "batch_size": 32, "learning_rate": 5e-4,
+        "max_steps": 20000,
+    },
+}  # fmt: skip
+DEFAULTS: dict[str, Any] = {
+    "task": "mlm",
+    "preset": "small",
+    "attention": "linformer",
+    "sharing": "layerwise",
+    "method": "learnable",
+    "local_kernel": 5,
+    "local_window": 0,
+    "positions": "sinusoidal",
+    "norm": "pre",
+    "pooling": "mean",
+    "gated": False,
+    "tie": False,
+    "mask_share": 0.15,
+    "noise": "infill",
+    "noise_share": 0.3,
+    "accumulation": 1,
+    "warmup": 0.1,
+    "schedule": "cosine",
+    "weight_decay": 0.01,
+    "clip": 1.0,
+    "precision": "fp32",
+    "recompute": False,
+    "patience": 0,
+    "eval_batches": 50,
+    "keep": 2,
+    "workers": 0,
+    "seed": 0,
+}
+QUICK: dict[str, Any] = {"preset": "tiny", "n": 64, "width": 64, "max_steps": 20, "eval_batches": 5}
+POSITIVE = (
+    *("n", "target_n", "k", "block_size", "width", "depth", "heads", "feedforward", "vocab_size", "batch_size"),
+    *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads"),
+)
+NOT_NEGATIVE = ("local_kernel", "local_window", "eval_batches", "patience", "workers", "weight_decay", "clip", "seed")
+# What a resumed run may change, because the weights up to here would have been the same (`max_steps` moves the schedule).
+FREE = ("max_steps", "save_steps", "eval_steps", "log_steps", "eval_batches", "patience", "keep", "workers", "threads")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What to train, on what, and how; what is not given comes from the preset, and from the saved run when one goes on.
+
+    Parameters
+    ----------
+    task
+        Guess masked words (mlm), the next word (clm), a target from a source (seq2seq), or a class (classify).
+    preset
+        Sizes for a first look (tiny), for minutes (small) or for hours (base); every one can be changed.
+    data
+        Text files, folders, globs, or a directory that `linformers prepare` wrote; without it, Python's documentation,
+        or ListOps for classify.
+    column
+        The column with the text, in JSONL and CSV files.
+    label_column
+        The column with the class.
+    target_column
+        The column with the target, for seq2seq.
+    targets
+        The files with the targets, line by line beside those of --data, for seq2seq.
+    tokenizer
+        bpe, wordpiece, words, bytes, or the directory of a tokeniser; for data that is not prepared yet.
+    vocab_size
+        Tokens of a new tokeniser.
+    attention
+        linformer (k slots), full, local (only the neighbours in --local-window), or none.
+    n
+        The longest input, in tokens.
+    target_n
+        The longest target of seq2seq; by default n.
+    k
+        Slots of each layer; by default n/4.
+    sharing
+        Which projections are one: none, headwise, kv, or layerwise.
+    method
+        How positions become slots: learnable, convolution, mean, max, or no_params.
+    block_size
+        Positions of a block of a causal model; by default about n/8.
+    local_kernel
+        Width of a depthwise convolution before attention; 0 for none.
+    local_window
+        Also see the exact keys of neighbouring blocks of this many positions; 0 for none. Not for clm.
+    positions
+        sinusoidal, learned, rotary, or none.
+    width
+        Channels of the model.
+    depth
+        Layers.
+    heads
+        Heads of a layer.
+    feedforward
+        Hidden channels of the feed-forward layers; by default 4 times the width.
+    norm
+        Norms before (pre) or behind (post) each part of a layer.
+    pooling
+        How classify makes one vector of many: mean, first, or attention.
+    gated
+        Gated feed-forward layers.
+    tie
+        Let the output share the matrix of the embedding.
+    dropout
+        Everywhere: embeddings, attention, feed-forward layers.
+    mask_share
+        The share of tokens that mlm asks for.
+    noise
+        What seq2seq learns from text without targets: to say it whole (infill), or only what was taken out (spans).
+    noise_share
+        The share of tokens that is taken out of it.
+    batch_size
+        Examples of one batch, in each process.
+    accumulation
+        Batches of one update.
+    learning_rate
+        At the end of the warm-up.
+    warmup
+        The share of the updates in which the learning rate rises.
+    schedule
+        How it falls after that: cosine, linear, or constant.
+    weight_decay
+        Of AdamW, on matrices only.
+    clip
+        The largest norm of a gradient; 0 for any.
+    precision
+        fp32, or bf16 for mixed precision.
+    recompute
+        Keep no activations inside the layers: less memory, a third more work.
+    max_steps
+        Updates.
+    save_steps
+        Write a checkpoint after so many updates; by default a tenth of all, at most 500.
+    eval_steps
+        Look at the validation part after so many updates; by default a tenth of all.
+    log_steps
+        Write a line of metrics after so many updates; by default a hundredth of all.
+    eval_batches
+        Batches of the validation part to look at; 0 for all.
+    patience
+        Stop when the validation loss was not better for so many looks in a row, and keep the best weights; 0 for never.
+    keep
+        Checkpoints to keep.
+    seed
+        Of the first weights, the order of the examples, masking and noise.
+    threads
+        Threads of each process; by default what torch takes.
+    workers
+        Processes that read the data; 0 reads it between the updates.
+    """
+
+    task: Task = UNSAID
+    preset: Preset = UNSAID
+    data: tuple[str, ...] = UNSAID
+    column: str = UNSAID
+    label_column: str = UNSAID
+    target_column: str = UNSAID
+    targets: tuple[str, ...] = UNSAID
+    tokenizer: str = UNSAID
+    vocab_size: int = UNSAID
+
+    attention: Literal["linformer", "full", "local", "none"] = UNSAID
+    n: int = UNSAID
+    target_n: int = UNSAID
+    k: int = UNSAID
+    sharing: Literal["none", "headwise", "kv", "layerwise"] = UNSAID
+    method: Literal["learnable", "convolution", "mean", "max", "no_params"] = UNSAID
+    block_size: int = UNSAID
+    local_kernel: int = UNSAID
+    local_window: int = UNSAID
+    positions: Literal["sinusoidal", "learned", "rotary", "none"] = UNSAID
+    width: int = UNSAID
+    depth: int = UNSAID
+    heads: int = UNSAID
+    feedforward: int = UNSAID
+    norm: Literal["pre", "post"] = UNSAID
+    pooling: Literal["mean", "first", "attention"] = UNSAID
+    gated: bool = UNSAID
+    tie: bool = UNSAID
+    dropout: float = UNSAID
+
+    mask_share: float = UNSAID
+    noise: Literal["infill", "spans"] = UNSAID
+    noise_share: float = UNSAID
+    batch_size: int = UNSAID
+    accumulation: int = UNSAID
+    learning_rate: float = UNSAID
+    warmup: float = UNSAID
+    schedule: Literal["cosine", "linear", "constant"] = UNSAID
+    weight_decay: float = UNSAID
+    clip: float = UNSAID
+    precision: Literal["fp32", "bf16"] = UNSAID
+    recompute: bool = UNSAID
+    max_steps: int = UNSAID
+    save_steps: int = UNSAID
+    eval_steps: int = UNSAID
+    log_steps: int = UNSAID
+    eval_batches: int = UNSAID
+    patience: int = UNSAID
+    keep: int = UNSAID
+    seed: int = UNSAID
+    threads: int = UNSAID
+    workers: int = UNSAID
+
+    def given(self) -> dict[str, Any]:
+        """The settings that have a value."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+    def filled(self) -> "Settings":
+        """The same with a value everywhere (but for the data and ``threads``), checked.
+
+        Raises:
+            ValueError: for values without a meaning.
+        """
+        given = self.given()
+        preset = one_of("preset", given.get("preset", DEFAULTS["preset"]), tuple(PRESETS))
+        values = {**DEFAULTS, **PRESETS[preset], **given}
+        one_of("task", values["task"], ("mlm", "clm", "seq2seq", "classify"))
+        one_of("precision", values["precision"], ("fp32", "bf16"))
+        one_of("schedule", values["schedule"], ("cosine", "linear", "constant"))
+        check(values)
+        n, steps = values["n"], values["max_steps"]
+        values.setdefault("target_n", n)
+        values.setdefault("k", max(1, n // 4))
+        values.setdefault("feedforward", 4 * values["width"])
+        values.setdefault("save_steps", min(500, max(1, steps // 10)))
+        values.setdefault("eval_steps", max(1, steps // 10))
+        values.setdefault("log_steps", max(1, steps // 100))
+        if values["task"] in ("clm", "seq2seq"):
+            length = n if values["task"] == "clm" else values["target_n"]
+            slots = decoder_slots(values["k"], n, length)
+            if values["attention"] == "linformer":
+                values.setdefault("block_size", default_block(length, slots))
+                block_sizes(length, slots, values["block_size"])
+        return Settings(**values)
+
+    def located(self) -> "Settings":
+        """The same with whole paths where files are named, so that the run can go on from another directory."""
+        found = {
+            name: tuple(os.path.abspath(path) if os.path.exists(path) else path for path in value)
+            for name, value in (("data", self.data), ("targets", self.targets))
+            if value
+        }
+        if self.tokenizer and os.path.isdir(self.tokenizer):
+            found["tokenizer"] = os.path.abspath(self.tokenizer)  # type: ignore[assignment]
+        return dataclasses.replace(self, **found)  # type: ignore[arg-type]
+
+    def resumed(self, saved: "Settings") -> "Settings":
+        """These settings for a run that was begun with ``saved``: what is not said again is as it was.
+
+        Raises:
+            ValueError: if something was said that contradicts the saved run.
+        """
+        given, old = self.located().given(), dataclasses.asdict(saved)
+        for name, value in given.items():
+            if name not in FREE and value != old[name]:
+                option = "--" + name.replace("_", "-")
+                raise ValueError(
+                    f"{option} is {shown(value)}, but the saved run has {shown(old[name])}; leave {option} out to go on "
+                    "with the run, name another --out, or give --no-resume to begin it again"
+                )
+        return dataclasses.replace(saved, **given)
+
+
+def check(values: dict[str, Any]) -> None:
+    """Raise a ValueError for numbers that are out of range."""
+    for name in POSITIVE:
+        if values.get(name) is not None and values[name] < 1:
+            raise ValueError(f"{name} must be at least 1, got {values[name]}")
+    for name in NOT_NEGATIVE:
+        if values[name] < 0:
+            raise ValueError(f"{name} must not be negative, got {values[name]}")
+    for name in ("dropout", "warmup", "mask_share", "noise_share"):
+        if not 0 <= values[name] <= 1:
+            raise ValueError(f"{name} must be from 0 to 1, got {values[name]}")
+    if not values["learning_rate"] > 0:
+        raise ValueError(f"learning_rate must be more than 0, got {values['learning_rate']}")
+
+
+def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
+    """The value, if it is one of these."""
+    if value not in allowed:
+        raise ValueError(f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
+    return str(value)
+
+
+def decoder_slots(k: int, n: int, length: int) -> int:
+    """The slots of a decoder whose targets have at most ``length`` tokens: as many a token as the source has."""
+    return k if length == n else min(length, max(1, round(k * length / n)))
+
+
+def default_block(length: int, k: int) -> int:
+    """A block size with slots that are used: an eighth of the length, so that six of eight blocks can become slots."""
+    if k > length:
+        return length  # the check of the sizes says why not
+    unit = length // math.gcd(k, length)
+    return min(length, unit * max(1, min(128, length // 8) // unit))
+
+
+def shown(value: Any) -> str:
+    """A value as one would type it."""
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else "not set" if value is None else str(value)

@@ -1,0 +1,123 @@
+"""The data of a run: prepared where it is not yet, and as examples and batches for its task."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from linformers.training.progress import Progress
+from linformers.training.runs import DATA, data_directory
+from linformers.training.settings import Settings
+
+if TYPE_CHECKING:
+    from linformers.data import ListOps, Prepared
+
+VOCABULARY = {"tiny": 4096, "small": 8192, "base": 16384}  # tokens of a new tokeniser, by preset
+KINDS = {
+    "mlm": ("text", "labelled"),
+    "clm": ("text", "labelled"),
+    "seq2seq": ("text", "pairs"),
+    "classify": ("labelled",),
+}
+MARKS = 2  # tokens that an example has beside its text
+
+
+def prepare_data(settings: Settings, out: Path, shows: Progress) -> "Prepared":
+    """Open the data of a run; text that is not prepared is prepared inside it, once.
+
+    Raises:
+        ValueError: if it cannot be used for the task.
+    """
+    from linformers.data import load, prepare
+
+    directory = data_directory(settings, out)
+    if (directory / "prepared.json").is_file():
+        prepared = load(directory)
+    else:
+        kind = "labelled" if settings.task == "classify" else "text"
+        if settings.task == "seq2seq" and (settings.targets or settings.target_column):
+            kind = "pairs"
+        shows.say(f"preparing {', '.join(settings.data) if settings.data else 'the default data'} in {out / DATA}")
+        ours = settings.data is None and settings.task == "classify"
+        method = settings.tokenizer or ("words" if ours else "bpe")
+        size = settings.vocab_size or (VOCABULARY[settings.preset] if method in ("bpe", "wordpiece") else None)
+        prepared = prepare(
+            list(settings.data) if settings.data else None,
+            out / DATA,
+            kind=kind,
+            targets=list(settings.targets) if settings.targets else None,
+            column=settings.column,
+            label_column=settings.label_column,
+            target_column=settings.target_column,
+            listops=default_listops(settings.n) if ours else None,
+            tokenizer=method,
+            vocab_size=size,
+            seed=settings.seed if ours else 0,  # the split of a text is the same for every seed
+        )
+    for note in prepared.notes:
+        shows.say(f"note: {note}")
+    if prepared.kind not in KINDS[settings.task]:
+        raise ValueError(
+            f"--task {settings.task} needs data of the kind {' or '.join(KINDS[settings.task])}, and {prepared.directory} "
+            f"holds {prepared.kind}; prepare it as that, or choose another task"
+        )
+    return prepared
+
+
+def default_listops(n: int) -> "ListOps":
+    """Expressions that fit into ``n`` tokens: the published ones if there is room, else fewer and shorter."""
+    from linformers.data import ListOps
+
+    if n >= ListOps().max_length + MARKS:
+        return ListOps()
+    return ListOps(train=20_000, min_length=max(4, n // 8), max_length=n - MARKS)
+
+
+def examples_of(
+    settings: Settings, prepared: "Prepared", part: str, batch_size: int | None = None
+) -> tuple[Any, Any, Any]:
+    """The examples of a part, the batches of one epoch, and what makes tensors of a batch.
+
+    Raises:
+        ValueError: if there are none.
+    """
+    from linformers.data import Examples, LengthBatches
+
+    examples = Examples(
+        prepared,
+        part,  # type: ignore[arg-type]
+        settings.task,
+        max_length=settings.n,
+        target_length=settings.target_n if settings.task == "seq2seq" else None,
+        seed=settings.seed,
+        mask_share=settings.mask_share,
+        noise=settings.noise,
+        noise_share=settings.noise_share,
+    )
+    if not len(examples):
+        raise ValueError(f"the {part} part of {prepared.directory} has no examples; prepare more text, or other shares")
+    sampler = LengthBatches(examples.lengths, batch_size or settings.batch_size, seed=settings.seed)
+    tokenizer = prepared.tokenizer
+    return (
+        examples,
+        sampler,
+        Collate(tokenizer.pad_token_id, tokenizer.bos_token_id if settings.task == "seq2seq" else None),
+    )
+
+
+class Collate:
+    """Examples to tensors; without a mask if nothing is padded, which is faster.
+
+    Args:
+        pad: the token to pad with.
+        start: the token that a target begins with, for seq2seq.
+    """
+
+    def __init__(self, pad: int, start: int | None) -> None:
+        self.pad, self.start = pad, start
+
+    def __call__(self, examples: list[Any]) -> dict[str, Any]:
+        from linformers.data import collate
+
+        batch = collate(examples, self.pad, start_id=self.start)
+        if batch["attention_mask"].all():
+            del batch["attention_mask"]
+        return batch

@@ -1,0 +1,59 @@
+"""When a run ends before its last step: because the user asked for it, or because it has not been getting better."""
+
+import signal
+import threading
+from collections.abc import Sequence
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped a run, which was saved; the text says how to go on."""
+
+
+class Interruption:
+    """While this is entered, Ctrl-C asks to stop behind the current step; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self.before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Interruption":
+        if threading.current_thread() is threading.main_thread():  # others cannot have handlers
+            self.before = {kind: signal.signal(kind, self._ask) for kind in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+        self.before = {}
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+
+    def asked(self, world: int, device: torch.device) -> bool:
+        """Whether to stop; with several processes, whether any of them was asked, so that they stop together."""
+        if world > 1:
+            flag = torch.tensor(float(self.requested), device=device)
+            torch.distributed.all_reduce(flag)
+            self.requested = bool(flag.item())
+        return self.requested
+
+
+def best_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The line with the least validation loss, the first of equals."""
+    looks = [row for row in rows if row["part"] == "validation" and "loss" in row]
+    return min(looks, key=lambda row: row["loss"], default=None)
+
+
+def is_stale(rows: Sequence[dict[str, Any]], patience: int) -> bool:
+    """Whether the last ``patience`` looks at the validation part were all no better than one before them."""
+    looks = [row for row in rows if row["part"] == "validation"]
+    best = best_row(rows)
+    return bool(patience) and best is not None and len(looks) - 1 - looks.index(best) >= patience

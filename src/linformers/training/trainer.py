@@ -1,0 +1,306 @@
+"""``RunTrainer``: transformers' Trainer with batches in a fixed order, noise by step, sums for metrics, and whole checkpoints.
+
+Axes: b batch, n positions, v tokens of the vocabulary.
+"""
+
+import json
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from linformers.training import models
+from linformers.training.checkpoints import checkpoints, rotate, write_json, written_aside
+from linformers.training.measure import guesses, measure, run_model, tokens_of
+from linformers.training.memory import peak_megabytes
+from linformers.training.metrics import MetricsFile, Tally
+from linformers.training.processes import world
+from linformers.training.progress import Progress
+from linformers.training.runs import BEST, TALLY
+from linformers.training.settings import Settings
+from linformers.training.stopping import Interruption, best_row, is_stale
+
+
+class RunTrainer(Trainer):
+    """Train the model of a run.
+
+    Args:
+        model: what :func:`linformers.training.models.build` made.
+        settings: filled in.
+        out: the directory of the run.
+        train_loader: the batches of this process, all of the run.
+        eval_loader: those of the validation part.
+        batches_per_epoch: how many of the first an epoch has.
+        metrics: where lines go.
+        progress: what the user sees.
+        interruption: asks to stop.
+        tokenizer: to be saved with the best weights.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        settings: Settings,
+        out: Path,
+        *,
+        train_loader: DataLoader[Any],
+        eval_loader: DataLoader[Any],
+        batches_per_epoch: float,
+        metrics: MetricsFile,
+        progress: Progress,
+        interruption: Interruption,
+        tokenizer: Any,
+    ) -> None:
+        super().__init__(model, arguments(settings, out), eval_dataset=[0], callbacks=[StepEnd(self)])
+        self.remove_callback(PrinterCallback)
+        self.settings, self.out, self.tokenizer = settings, out, tokenizer
+        self.train_loader, self.eval_loader, self.batches_per_epoch = train_loader, eval_loader, batches_per_epoch
+        self.metrics, self.progress, self.interruption = metrics, progress, interruption
+        self.tally, self.total = Tally(), Tally()  # since the last line, and of the whole run
+        self.seconds_before, self.peak_before = 0.0, 0.0
+        self.began = self.mark = time.perf_counter()
+
+    # The order of the batches, and the noise of each update
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """All batches of the run; the Trainer takes them for one epoch, and skips those it has had."""
+        return self.train_loader
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the examples so far."""
+        return self.state.global_step * self.settings.accumulation / self.batches_per_epoch
+
+    def training_step(
+        self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
+    ) -> Tensor:
+        """One batch, forward and backward."""
+        # Dropout is a function of (seed, update, process): a resumed run needs no random state, and looking at the validation part
+        # disturbs none. The Trainer runs the batches of one update one after the other; each goes on where the last one ended.
+        place = self.state.global_step
+        if place != self.seeded:
+            torch.manual_seed((self.settings.seed * 1_000_003 + place) * 1_009 + self.args.process_index)
+            self.seeded = place
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    seeded = -1
+
+    def compute_loss(
+        self,
+        model: torch.nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        """The loss of a batch; what it adds to the metrics is summed up beside it.
+
+        Raises:
+            ValueError: if it is not a number.
+        """
+        outputs = run_model(model, self.settings.task, inputs, num_items_in_batch=num_items_in_batch)
+        value = float(outputs.loss.detach())
+        self.check_finite("loss", value)
+        best, labels = guesses(self.settings.task, outputs.logits.detach(), inputs["labels"])
+        count = labels.numel() if num_items_in_batch is None else float(num_items_in_batch)
+        self.tally.add(
+            Tally(
+                loss=value * count,
+                labels=labels.numel(),
+                correct=int((best == labels).sum()),
+                tokens=tokens_of(inputs),
+            )
+        )
+        # Each process divides by the labels of all, and their gradients are averaged.
+        loss = outputs.loss * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+    def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm)
+        self.check_finite("norm of the gradient", float(norm))  # before the weights are changed by it
+        return norm
+
+    def check_finite(self, name: str, value: float) -> None:
+        """Raise a ValueError for a value that is no number, before it reaches the weights."""
+        if math.isfinite(value):
+            return
+        saved = checkpoints(self.out)
+        kept = f"{saved[0][1].name} is kept" if saved else "no checkpoint was written yet"
+        raise ValueError(
+            f"the {name} is {value} at step {self.state.global_step + 1}; try a lower --learning-rate, more --warmup, or "
+            f"--precision fp32, with another --out; {kept}"
+        )
+
+    def floating_point_ops(self, inputs: dict[str, Any]) -> int:
+        """Not counted: it takes time at every batch, and nobody reads it."""
+        return 0
+
+    # Lines, evaluation and checkpoints
+
+    def _maybe_log_save_evaluate(self, *args: Any, **options: Any) -> None:
+        super()._maybe_log_save_evaluate(*args, **options)
+        self.mark = time.perf_counter()  # what this took is not time of training
+
+    @property
+    def seconds(self) -> float:
+        """Since the run's beginning, summed over its processes one after the other."""
+        return self.seconds_before + time.perf_counter() - self.began
+
+    def gather(self, tally: Tally) -> Tally:
+        """The sum over all processes, on the main one; nothing on the others."""
+        if self.args.world_size == 1:
+            return tally
+        sums = torch.tensor(list(asdict(tally).values()), dtype=torch.float64, device=self.args.device)
+        torch.distributed.all_reduce(sums)
+        if not self.is_world_process_zero():
+            return Tally()
+        loss, labels, correct, tokens, _ = sums.tolist()
+        return Tally(loss, int(labels), int(correct), int(tokens), tally.seconds)
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """A line of metrics, in place of what the Trainer would log."""
+        if "loss" in logs:
+            self.tally = self.gather(self.tally)
+            self.write("train", {**self.tally.summary(), "learning_rate": logs["learning_rate"]})
+            self.total.add(self.tally)
+            self.tally = Tally()
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
+
+    def write(self, part: str, values: dict[str, float]) -> None:
+        """Write a line, and show it."""
+        row = {"step": self.state.global_step, "epoch": round(self.epoch, 4), "part": part, **values}
+        row["seconds"] = round(self.seconds, 3)
+        self.metrics.write(row)
+        self.progress.show(row)
+
+    def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
+        """Look at the validation part; stop if it has not been better for long."""
+        found = measure(self.model, self.settings.task, self.eval_loader, self.args.device)
+        if self.args.world_size > 1:  # every process has to know, to stop together
+            sums = torch.tensor([found.loss, found.labels, found.correct], dtype=torch.float64, device=self.args.device)
+            torch.distributed.all_reduce(sums)
+            found = Tally(sums[0].item(), int(sums[1]), int(sums[2]))
+        self.write("validation", found.summary())
+        if self.settings.patience:
+            if best_row(self.metrics.rows) is self.metrics.rows[-1]:
+                self.save_best()
+            if is_stale(self.metrics.rows, self.settings.patience):
+                self.control.should_training_stop = self.control.should_save = True
+        found_metrics = {f"eval_{name}": value for name, value in found.summary().items()}
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found_metrics)
+        return found_metrics
+
+    def save_best(self) -> None:
+        """Keep these weights, until better ones come."""
+        if self.is_world_process_zero():
+            with written_aside(self.out / BEST, step=self.state.global_step) as aside:
+                models.save(self.model, self.tokenizer, aside)
+
+    def _save_checkpoint(self, model: torch.nn.Module, trial: Any = None) -> None:
+        """Write a checkpoint aside, then give it its name; no ``training_args.bin``, no random state.
+
+        Raises:
+            OSError: if it could not be written; it names the one before, which is kept.
+        """
+        self.tally = self.gather(self.tally)
+        if not self.is_world_process_zero():
+            return
+        step = self.state.global_step
+        before = [path.name for at, path in checkpoints(self.out) if at < step]
+        try:
+            with written_aside(self.out / f"checkpoint-{step}", step=step) as aside:
+                models.save(self.model, None, aside)
+                torch.save(self.optimizer.state_dict(), aside / "optimizer.pt")
+                torch.save(self.lr_scheduler.state_dict(), aside / "scheduler.pt")
+                self.state.save_to_json(str(aside / "trainer_state.json"))
+                write_json(aside / TALLY, self.cost())
+        except OSError as error:
+            kept = f"{before[0]} is kept: the same command goes on from there" if before else "there is none before it"
+            raise OSError(f"{error}; {kept}") from error
+        rotate(self.out, self.settings.keep)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        pass  # the noise depends on the step alone
+
+    def cost(self) -> dict[str, Any]:
+        """What training took so far, to be written beside the weights."""
+        whole = Tally()
+        whole.add(self.total)
+        whole.add(self.tally)
+        peak = max(self.peak_before, peak_megabytes())
+        sums = {"line": asdict(self.tally), "total": asdict(whole)}
+        return {**sums, "seconds": self.seconds, "peak_memory_mb": peak}
+
+    def restore(self, checkpoint: Path) -> None:
+        """Take over the weights and the sums of a checkpoint; ``train`` reads the optimiser and the schedule."""
+        self._load_from_checkpoint(str(checkpoint))
+        self.state.global_step = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))[
+            "global_step"
+        ]
+        found = json.loads((checkpoint / TALLY).read_text(encoding="utf-8"))
+        self.seconds_before, self.peak_before = found["seconds"], found["peak_memory_mb"]
+        if self.is_world_process_zero():
+            self.tally, self.total = Tally(**found["line"]), Tally(**found["total"])
+            self.total.add(Tally(**{name: -value for name, value in found["line"].items()}))  # which is in there, too
+
+
+class StepEnd(TrainerCallback):
+    """After each update: move the clock and the bar, and stop if the user asked for it."""
+
+    def __init__(self, trainer: RunTrainer) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
+        """Start the clock."""
+        self.trainer.mark = time.perf_counter()
+        self.trainer.progress.start(state.global_step, state.max_steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **options: Any) -> None:
+        """Count."""
+        trainer, now = self.trainer, time.perf_counter()
+        if trainer.is_world_process_zero():
+            trainer.tally.seconds += now - trainer.mark
+        trainer.mark = now
+        trainer.progress.step(state.global_step)
+        if trainer.interruption.asked(args.world_size, args.device) and state.global_step < state.max_steps:
+            control.should_save = control.should_training_stop = True
+
+
+def arguments(settings: Settings, out: Path) -> TrainingArguments:
+    """What transformers' Trainer is told."""
+    on_cpu = not torch.cuda.is_available()
+    return TrainingArguments(
+        output_dir=str(out),
+        max_steps=settings.max_steps,
+        per_device_train_batch_size=settings.batch_size,
+        gradient_accumulation_steps=settings.accumulation,
+        learning_rate=settings.learning_rate,
+        lr_scheduler_type="constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
+        warmup_steps=math.ceil(settings.warmup * settings.max_steps),
+        weight_decay=settings.weight_decay,
+        adam_beta2=0.98,
+        max_grad_norm=settings.clip,
+        optim="adamw_torch_fused",
+        bf16=settings.precision == "bf16",
+        gradient_checkpointing=settings.recompute,
+        save_strategy="steps",
+        save_steps=settings.save_steps,
+        eval_strategy="steps",
+        eval_steps=settings.eval_steps,
+        logging_strategy="steps",
+        logging_steps=settings.log_steps,
+        logging_nan_inf_filter=False,
+        seed=settings.seed,
+        use_cpu=on_cpu,
+        ddp_backend="gloo" if on_cpu and world() > 1 else None,
+        ddp_find_unused_parameters=False,
+        dataloader_pin_memory=not on_cpu,
+        report_to=[],
+        disable_tqdm=True,
+        use_cache=True,  # it is saved in config.json, for those who generate
+    )

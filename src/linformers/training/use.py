@@ -1,0 +1,205 @@
+"""Use what was trained: continue or transform texts, fill in masks, name classes.
+
+Axes: n positions, v tokens of the vocabulary, c classes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from linformers.training.runs import Run
+
+Show = Callable[[str], None]
+
+
+@torch.no_grad()
+def generate(
+    run: Run,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int | None = None,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    beams: int = 1,
+    seed: int = 0,
+    show: Show | None = None,
+) -> list[str]:
+    """Continue prompts (clm), or say what belongs to source texts (seq2seq).
+
+    Args:
+        run: a run of one of these tasks.
+        prompts: texts; an empty one begins a new document.
+        max_new_tokens: at most so many; None means 64, or as many as a target may have.
+        temperature: 0 takes the most likely token each time, more makes it bolder.
+        top_k: choose among so many tokens only.
+        top_p: choose among the likeliest tokens that have this probability together.
+        beams: follow so many continuations, and take the likeliest.
+        seed: of the choice.
+        show: called with each piece of text as it comes.
+
+    Returns:
+        What was said for each, without the prompt.
+
+    Raises:
+        ValueError: for a run of another task, and for a text that is too long.
+    """
+    need(run, "generate", "clm", "seq2seq")
+    if temperature < 0:
+        raise ValueError(f"temperature must not be negative, got {temperature}")
+    if show is not None and beams > 1:
+        raise ValueError("several beams know what to say at the end only; leave show out")
+    torch.manual_seed(seed)
+    options: dict[str, Any] = {"do_sample": temperature > 0, "num_beams": beams}
+    if temperature > 0:
+        options |= {"temperature": temperature, "top_k": top_k or 0, "top_p": 1.0 if top_p is None else top_p}
+    return [generate_one(run, prompt, max_new_tokens, options, show) for prompt in prompts]
+
+
+def generate_one(run: Run, prompt: str, max_new_tokens: int | None, options: dict[str, Any], show: Show | None) -> str:
+    """What is said for one prompt."""
+    tokenizer, n = run.tokenizer, run.settings.n
+    if run.task == "clm":
+        # In training a document follows the end of another one.
+        ids = [tokenizer.eos_token_id, *tokenizer.encode(prompt, add_special_tokens=False)]
+        room = n - len(ids)
+        if room < 1:
+            raise ValueError(f"the prompt has {len(ids) - 1} tokens, and the model takes {n - 2}; shorten it")
+        limit, skip = min(room, max_new_tokens or 64), len(ids)
+    else:
+        ids = fitting(run, prompt)
+        limit, skip = min(run.settings.target_n - 1, max_new_tokens or run.settings.target_n), 1
+    streamer = None if show is None else Streamer(tokenizer, show, skip_prompt=run.task == "clm")
+    source = torch.tensor([ids], device=run.model.device)
+    said = run.model.generate(
+        source,
+        attention_mask=torch.ones_like(source),
+        max_new_tokens=limit,
+        max_length=None,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        streamer=streamer,
+        **options,
+    )
+    return str(tokenizer.decode(said[0, skip:], skip_special_tokens=True))
+
+
+class Streamer:
+    """Hands out text as tokens come; transformers calls ``put`` and ``end``."""
+
+    def __init__(self, tokenizer: Any, show: Show, skip_prompt: bool) -> None:
+        self.tokenizer, self.show = tokenizer, show
+        self.first = True  # transformers begins with the prompt, or with the token that starts a target
+        self.ids: list[int] = []
+        self.shown = 0
+
+    def put(self, value: Tensor) -> None:
+        """Tokens have come."""
+        if self.first:
+            self.first = False
+            return
+        self.ids += value.flatten().tolist()
+        self._show(self.tokenizer.decode(self.ids, skip_special_tokens=True).rstrip("\ufffd"))  # half a character
+
+    def end(self) -> None:
+        """These were all."""
+        self._show(self.tokenizer.decode(self.ids, skip_special_tokens=True))
+
+    def _show(self, text: str) -> None:
+        if len(text) > self.shown:
+            self.show(text[self.shown :])
+            self.shown = len(text)
+
+
+@torch.no_grad()
+def fill_mask(run: Run, texts: Sequence[str], top: int = 5) -> list[list[list[dict[str, Any]]]]:
+    """Guess what is under the masks of texts.
+
+    Args:
+        run: of the task mlm.
+        texts: each with one or more ``<mask>``.
+        top: how many guesses to give.
+
+    Returns:
+        For each text, for each mask in it, guesses: ``{"token", "score", "text"}``, the last one with this mask filled in.
+
+    Raises:
+        ValueError: for a run of another task, a text without a mask, and one that is too long.
+    """
+    need(run, "fill-mask", "mlm")
+    tokenizer, found = run.tokenizer, []
+    for text in texts:
+        ids = fitting(run, text)
+        places = [i for i, token in enumerate(ids) if token == tokenizer.mask_token_id]
+        if not places:
+            raise ValueError(f"{text!r} has no mask; write {tokenizer.mask_token} where a word is to be guessed")
+        logits = run.model(torch.tensor([ids], device=run.model.device)).logits[0, places]  # (masks, v)
+        scores, tokens = logits.softmax(-1).topk(min(top, logits.shape[-1]))
+        rows = zip(places, scores.tolist(), tokens.tolist(), strict=True)
+        found.append([guesses_of(tokenizer, ids, *row) for row in rows])
+    return found
+
+
+def guesses_of(
+    tokenizer: Any, ids: list[int], place: int, scores: list[float], tokens: list[int]
+) -> list[dict[str, Any]]:
+    """Guesses for one mask."""
+    guesses = []
+    for score, token in zip(scores, tokens, strict=True):
+        whole = tokenizer.decode([*ids[:place], token, *ids[place + 1 :]], skip_special_tokens=False)
+        for mark in (tokenizer.bos_token, tokenizer.eos_token, tokenizer.cls_token, tokenizer.sep_token):
+            whole = whole.removeprefix(mark or "").removesuffix(mark or "").strip()
+        guesses.append({"token": tokenizer.decode([token]).strip(), "score": score, "text": whole})
+    return guesses
+
+
+@torch.no_grad()
+def classify(run: Run, texts: Sequence[str]) -> list[dict[str, Any]]:
+    """Name the class of texts.
+
+    Returns:
+        For each ``{"label", "score", "scores", "cut"}``: the most likely class, its probability, those of all classes, and whether the
+        text was cut at the longest input, as in training.
+
+    Raises:
+        ValueError: for a run of another task.
+    """
+    need(run, "classify", "classify")
+    labels = [run.model.config.id2label[i] for i in range(run.model.config.num_labels)]
+    found = []
+    for text in texts:
+        ids, cut = shortened(run, text)
+        scores = run.model(torch.tensor([ids], device=run.model.device)).logits[0].softmax(-1).tolist()  # (c,)
+        best = max(range(len(labels)), key=scores.__getitem__)
+        named = dict(zip(labels, scores, strict=True))
+        found.append({"label": labels[best], "score": scores[best], "scores": named, "cut": cut})
+    return found
+
+
+def need(run: Run, what: str, *tasks: str) -> None:
+    """Raise a ValueError for a run of another task."""
+    if run.task not in tasks:
+        raise ValueError(
+            f"{what} needs a run of the task {' or '.join(tasks)}, and {run.directory} was trained for {run.task}"
+        )
+
+
+def fitting(run: Run, text: str) -> list[int]:
+    """The tokens of a text, with the special ones.
+
+    Raises:
+        ValueError: if it is too long.
+    """
+    ids = list(run.tokenizer.encode(text, verbose=False))
+    if len(ids) > run.settings.n:
+        raise ValueError(f"the text has {len(ids)} tokens, and the model takes {run.settings.n}; shorten it")
+    return ids
+
+
+def shortened(run: Run, text: str) -> tuple[list[int], bool]:
+    """The tokens of a text, with the special ones, as many as the model takes; and whether some were cut off."""
+    whole = run.tokenizer.encode(text, verbose=False)
+    ids = run.tokenizer.encode(text, truncation=True, max_length=run.settings.n)
+    return list(ids), len(ids) < len(whole)
