@@ -30,7 +30,7 @@ def compare(
     seeds: Annotated[int | None, Parameter(negative="")] = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     quick: Annotated[bool, Parameter(negative="")] = False,
-    settings: Annotated[Settings | None, Parameter(name="*")] = None,
+    settings: Annotated[Settings, Parameter(name="*", negative_iterable="", consume_multiple=True)] = Settings(),  # noqa: B008 (it cannot be changed)
 ) -> None:
     """Train several contenders with the same budget and several seeds, and draw and tabulate what they learn.
 
@@ -70,7 +70,7 @@ def compare(
     from linformers.training import Interrupted
 
     console = Console()
-    base, names, count = complete(quicker(settings or Settings(), quick)), list(contenders or ()), seeds
+    base, names, count = complete(quicker(settings, quick)), list(contenders or ()), seeds
     for axis in vary or ([] if names else [] if quick else ["attention", "k", "sharing"]):
         names += varied(axis, base)
     if quick and not names:

@@ -17,7 +17,7 @@ from linformers.experiments.sweep import Cell, arguments
 from linformers.training.metrics import read as read_metrics
 from linformers.training.settings import Settings
 
-PROGRAM = (sys.executable, "-c", "from linformers.cli import main; main()")
+PROGRAM = (sys.executable, "-m", "linformers")
 LOOK = 1.0  # seconds between two looks at a running cell
 GRACE = 60.0  # seconds that an interrupted cell has to write its checkpoint
 

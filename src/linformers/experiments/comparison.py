@@ -85,7 +85,7 @@ def summarise(out: Path) -> dict[str, Any]:
         if (kept := gain_kept(entry, entries)) is not None:
             line["kept"] = kept
         lines.append(line)
-    result = describe("compare", settings, ["transformers"])
+    result = describe("compare", settings, ["transformers"], group="")
     del result["cells"]
     baselines = [run.baseline for entry in entries for run in entry.runs.values() if run.baseline]
     notes = [NO_GAIN] if any(line.get("kept", {}).get("clear") is False for line in lines) else []

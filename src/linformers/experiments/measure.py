@@ -179,7 +179,9 @@ def training_step(run: Callable[..., torch.Tensor], parameters: Sequence[torch.T
     return step
 
 
-def describe(name: str, settings: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
+def describe(
+    name: str, settings: Mapping[str, Any], packages: Sequence[str] = (), *, group: str = "bench "
+) -> dict[str, Any]:
     """What a result says about itself: command, date, machine, versions and settings; the measured ``cells`` are still missing."""
     versions = {"python": platform.python_version()}
     for package in ("linformers", "torch", *packages):
@@ -190,7 +192,7 @@ def describe(name: str, settings: Mapping[str, Any], packages: Sequence[str] = (
     command = " ".join(["linformers", *map(shlex.quote, sys.argv[1:])])
     return {
         "benchmark": name,
-        "command": command if Path(sys.argv[0]).name.startswith("linformers") else f"linformers bench {name}",
+        "command": command if Path(sys.argv[0]).name.startswith("linformers") else f"linformers {group}{name}",
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {
             "cpu": cpu_model(),

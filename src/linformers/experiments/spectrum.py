@@ -174,7 +174,9 @@ def measure(
     causal = bool(getattr(subject.model.config, "is_decoder", False))
     kind = "slots" if m != n else "causal" if causal else "full"
     samples = sum(len(batch["input_ids"]) for batch in batches)
-    result = describe("spectrum", {"n": n, "samples": samples, "share": share, "index": index}, ["transformers"])
+    result = describe(
+        "spectrum", {"n": n, "samples": samples, "share": share, "index": index}, ["transformers"], group=""
+    )
     del result["cells"]
     return {
         **result,
