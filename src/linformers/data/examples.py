@@ -106,6 +106,9 @@ class Examples(torch.utils.data.Dataset[Example]):
                 self.targets = prepared.targets(part)
                 self.cut += int((self.targets.lengths > self.target_length - 1).sum())
 
+        if not len(self.lengths):
+            raise ValueError(f"the {part} part of {prepared.directory} is empty; prepare it with a share for it")
+
     def set_epoch(self, epoch: int) -> None:
         """Use the noise of this epoch."""
         self.epoch = epoch
@@ -227,7 +230,7 @@ class Special:
         self.after = np.array(outer[begin + len(inner) :], np.int64)
         self._end = next((i for i in (tokenizer.eos_token_id, tokenizer.sep_token_id) if i is not None), None)
         self._mask = tokenizer.mask_token_id
-        self._size = len(tokenizer)
+        self._size = prepared.vocab_size
         self._special = tokenizer.all_special_ids
 
     def need_end(self) -> int:

@@ -15,7 +15,7 @@ from linformers.data.records import PARTS, Corpus, Reading, Record, fingerprint
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
 CLOSE = "]"
-WORDS = np.array([*map(str, range(10)), *OPERATORS, CLOSE])
+WORDS = [*map(str, range(10)), *OPERATORS, CLOSE]
 CLOSING = 14
 CHANCE = 0.25
 TREES = 4096  # drawn at once
@@ -100,9 +100,9 @@ def draw(
     levels, lengths = prune(levels, lengths, good)
     values = evaluate(levels)
     symbols = lay_out(levels, lengths)
-    words, ends = WORDS[symbols], np.cumsum(lengths[0])
+    ends = np.cumsum(lengths[0])
     for begin, end, value in zip(ends - lengths[0], ends, values, strict=True):
-        yield " ".join(words[begin:end]), int(value)
+        yield " ".join([WORDS[symbol] for symbol in symbols[begin:end].tolist()]), int(value)
 
 
 def grow(rng: np.random.Generator, max_depth: int, max_args: int, max_length: int) -> list[Level]:
@@ -164,7 +164,7 @@ def evaluate(levels: list[Level]) -> Ints:
         inner = arguments > 0
         counts = arguments[inner]
         parent = np.repeat(np.arange(len(counts)), counts)
-        ordered = values[np.lexsort((values, parent))]
+        ordered = np.sort(parent * 10 + values) % 10  # the digits of each, smallest first
         begin = np.cumsum(counts) - counts
         result = symbols.copy()
         if len(counts):

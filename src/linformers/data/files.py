@@ -2,6 +2,7 @@
 
 import csv
 import glob
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,8 @@ from linformers.data.records import Corpus, Kind, Reading, Record, first
 Cutting = Literal["auto", "file", "blocks", "lines"]
 TABLES = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = {".jsonl", ".ndjson", ".json"}
-TEXTS = {".txt", ".text", ".md", ".rst", ".tex", ".html", ".xml", ".py"}
+TEXTS = {".txt", ".text", ".md", ".rst", ".tex"}
+IN_FOLDERS = TEXTS | set(TABLES) | JSON_LINES - {".json"}  # .json is seldom lines, so it must be named
 LARGEST = 1_000_000  # characters of a document; a file may be longer than memory
 FEW = 3  # with fewer files, a file is not one document
 
@@ -45,9 +47,10 @@ class Layout:
 
 @dataclass(frozen=True)
 class Found:
-    """A file, and the class that its folder stands for."""
+    """A file, the folder in which it was found, and the class that it belongs to."""
 
     path: Path
+    folder: Path | None = None
     label: str | None = None
 
     @property
@@ -62,58 +65,91 @@ class Found:
         return self.form not in JSON_LINES and self.form not in TABLES
 
 
-def find(source: str, labelled: bool = False) -> list[Found]:
-    """The files of a source, in the order of their names.
+def find(source: str, notes: list[str]) -> list[Found]:
+    """The files of a source, in the order of their names; in folders only those with the name of a text or a table.
 
     Raises:
-        ValueError: if there are none.
+        OSError: if there are none, or they cannot be read.
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        names = sorted(
-            Path(root, name)
-            for root, _, files in os.walk(path)
-            for name in files
-            if not name.startswith(".") and not any(part.startswith(".") for part in Path(root).relative_to(path).parts)
-        )
-        found = [Found(name, folder_label(name, path) if labelled else None) for name in names]
-        known = [one for one in found if one.form in TEXTS or not one.plain]
-        if not known:
-            raise ValueError(
-                f"the folder {source} has no text: {len(names)} files, none of which ends in "
-                f"{', '.join(sorted(TEXTS | JSON_LINES | set(TABLES)))} (or that and .gz, .bz2, .xz)"
-            )
-        return known
+        return find_in(path, notes)
     if path.exists():
+        if not path.is_file():
+            raise OSError(f"{source} is not a file or a folder; it must be possible to read it twice")
         return [Found(path)]
     matched = sorted(glob.glob(str(path), recursive=True))
     if not matched:
         raise FileNotFoundError(f"there is no file, folder or pattern {source!r}")
-    return [one for name in matched for one in find(name, labelled)]
+    # A pattern that ends in ** also gives the folders themselves.
+    chosen = [name for name in matched if Path(name).is_file()] if "**" in source else matched
+    return [one for name in chosen for one in find(name, notes)]
 
 
-def folder_label(path: Path, root: Path) -> str | None:
-    """The folder directly below ``root`` in which a file is."""
-    inside = path.relative_to(root).parts
-    return inside[0] if len(inside) > 1 else None
+def find_in(folder: Path, notes: list[str]) -> list[Found]:
+    """The files of a folder, and of those in it."""
+
+    def refuse(error: OSError) -> None:
+        raise OSError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    names = []
+    for root, folders, inside in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        names += [Path(root, name) for name in inside if not name.startswith(".")]
+    found = [Found(path, folder) for path in sorted(names)]
+    known = [one for one in found if one.form in IN_FOLDERS]
+    if not known:
+        raise OSError(
+            f"the folder {folder} has no text: {len(found)} files, none of which ends in {', '.join(sorted(IN_FOLDERS))} "
+            f"(or that and .gz, .bz2, .xz)"
+        )
+    if others := [str(one.path) for one in found if one.form not in IN_FOLDERS]:
+        notes.append(f"{len(others)} files of other kinds left out ({first(others, 3)})")
+    return known
 
 
-def find_all(sources: Sequence[str], labelled: bool = False) -> list[Found]:
-    """The files of all sources, each once."""
+def find_all(sources: Sequence[str], tables: bool, notes: list[str]) -> list[Found]:
+    """The files of all sources, each once; of folders with texts and tables, the tables if they are wanted, else the texts."""
     found: dict[Path, Found] = {}
     for source in sources:
-        for one in find(source, labelled):
+        for one in find(source, notes):
             found.setdefault(one.path.resolve(), one)
-    return list(found.values())
+    everything = list(found.values())
+    plain = [one for one in everything if one.plain]
+    if 0 < len(plain) < len(everything):
+        chosen = [one for one in everything if not one.plain] if tables else plain
+        what = "texts, because columns are named" if tables else "tables, because no column is named"
+        notes.append(f"{len(everything) - len(chosen)} files left out: {what}")
+        return chosen
+    return everything
 
 
-def identities(found: Sequence[Found]) -> list[list[Any]]:
-    """What changes when a file does."""
+def with_classes(found: list[Found]) -> list[Found]:
+    """Give each file of a folder its class: the folder directly below the source, or the source itself if it has no folders."""
+    flat = {one.folder for one in found if one.folder is not None and one.path.parent == one.folder}
+    if len({one.folder for one in found}) < 2:
+        flat = set()  # one folder with files in it has no classes
     result = []
     for one in found:
-        about = one.path.stat()
-        result.append([str(one.path.resolve()), about.st_size, about.st_mtime_ns])
+        label = None
+        if one.folder is not None:
+            below = one.path.relative_to(one.folder).parts
+            label = one.folder.resolve().name if one.folder in flat else below[0] if len(below) > 1 else None
+        result.append(Found(one.path, one.folder, label))
     return result
+
+
+def identities(found: Sequence[Found]) -> dict[str, Any]:
+    """What changes when a file does."""
+    about = []
+    for one in found:
+        try:
+            status = one.path.stat()
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{one.path} has vanished, or is a link to nothing") from error
+        about.append([str(one.path.resolve()), status.st_size, status.st_mtime_ns])
+    digest = hashlib.blake2b(json.dumps(about).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return {"count": len(about), "bytes": sum(one[1] for one in about), "first": about[0][0], "digest": digest}
 
 
 def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[str] | None = None) -> Corpus:
@@ -124,15 +160,19 @@ def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[
     """
     if layout.document_size < 1:
         raise ValueError(f"document_size must be at least 1, got {layout.document_size}")
-    found = find_all(sources, kind == "labelled")
-    identity: dict[str, Any] = {"source": "files", "files": identities(found)}
-    size = sum(about[1] for about in identity["files"])
     notes: list[str] = []
+    named = layout.column or layout.label_column or layout.target_column
+    found = find_all(sources, named is not None, notes)
+    if kind == "labelled":
+        found = with_classes(found)
+    identity: dict[str, Any] = {"source": "files", "files": identities(found)}
+    size = identity["files"]["bytes"]
+    others: list[Found] = []
     records: Callable[[Reading], Iterator[Record]]
     if kind == "pairs" and targets is not None:
-        others = find_all(targets)
+        others = find_all(targets, False, notes)
         identity["targets"] = identities(others)
-        size += sum(about[1] for about in identity["targets"])
+        size += identity["targets"]["bytes"]
         if len(found) != len(others):
             raise ValueError(f"got {len(found)} source files and {len(others)} target files; each needs its partner")
 
@@ -161,8 +201,11 @@ def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[
             else:
                 reading.blank += 1
 
+    def unchanged() -> bool:
+        return identities(found) == identity["files"] and (not others or identities(others) == identity["targets"])
+
     name = str(found[0].path) if len(found) == 1 else f"{len(found)} files"
-    return Corpus(identity, read, size, name, notes=tuple(notes))
+    return Corpus(identity, read, size, name, notes=tuple(notes), unchanged=unchanged)
 
 
 def choose(

@@ -42,6 +42,7 @@ class Corpus:
         name: what it is, in a few words.
         has_parts: every record says its part.
         notes: choices to be told to the user.
+        unchanged: whether it is still what ``identity`` says.
     """
 
     identity: dict[str, Any]
@@ -50,6 +51,7 @@ class Corpus:
     name: str
     has_parts: bool = False
     notes: tuple[str, ...] = ()
+    unchanged: Callable[[], bool] = lambda: True
 
 
 def fingerprint(text: str, seed: int = 0) -> int:

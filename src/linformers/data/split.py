@@ -85,13 +85,6 @@ class Split:
             return PARTS[0]
         return PARTS[1] if place < self.shares[0] + self.shares[1] or not self.shares[2] else PARTS[2]
 
-    def once(self) -> list[str]:
-        """The classes with only one document."""
-        found: dict[str, int] = {}
-        for label in self.labels.values():
-            found[label] = found.get(label, 0) + 1
-        return sorted(label for label, count in found.items() if count == 1)
-
 
 def spread(zeros: int, ones: int) -> list[int]:
     """So many 0 and 1, evenly mixed."""
@@ -99,14 +92,15 @@ def spread(zeros: int, ones: int) -> list[int]:
     return [which for _, which in sorted(places)]
 
 
-def untrained(counts: dict[str, list[int]]) -> list[str]:
-    """The classes that the training part has no document of; ``counts`` are those of each part."""
-    return sorted(label for label, found in counts.items() if found[0] == 0)
-
-
-def once_note(labels: list[str]) -> str:
-    """What to tell about classes with one document."""
-    return (
-        f"only one document has the label {first([repr(label) for label in labels])}: it is in the training part, "
-        f"so nothing can be said about it on held-out data"
-    )
+def class_notes(counts: dict[str, list[int]]) -> list[str]:
+    """What to tell about classes that held-out data can say nothing about; ``counts`` are those of each part."""
+    once = [repr(label) for label in sorted(counts) if sum(counts[label]) == 1 and counts[label][0]]
+    untrained = [repr(label) for label in sorted(counts) if not counts[label][0]]
+    notes = []
+    if once:
+        notes.append(
+            f"only one document has the label {first(once)}: it is in the training part, and held-out data say nothing about it"
+        )
+    if untrained:
+        notes.append(f"the training part has no document with the label {first(untrained)}")
+    return notes

@@ -24,6 +24,7 @@ class Documents(Sequence[Tokens]):
     def __init__(self, tokens: Tokens, ends: NDArray[np.int64]) -> None:
         self.tokens = tokens
         self.ends = ends
+        self._opened: tuple[Path, str] | None = None
 
     @classmethod
     def open(cls, stem: Path, dtype: str) -> Self:
@@ -31,7 +32,15 @@ class Documents(Sequence[Tokens]):
         path = stem.with_name(stem.name + ".tokens.bin")
         empty = path.stat().st_size == 0  # cannot be mapped
         tokens = np.zeros(0, dtype) if empty else np.memmap(path, dtype=dtype, mode="r")
-        return cls(tokens, read_numbers(stem.with_name(stem.name + ".ends.npy")))
+        documents = cls(tokens, read_numbers(stem.with_name(stem.name + ".ends.npy")))
+        documents._opened = (stem, dtype)
+        return documents
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process maps the files again, and is not sent their content."""
+        if self._opened is None:
+            return (type(self), (np.asarray(self.tokens), np.asarray(self.ends)))
+        return (type(self).open, self._opened)
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -115,16 +124,13 @@ class Numbers:
     def close(self, renumber: NDArray[Any] | None = None) -> None:
         """Finish the file; with ``renumber``, number i becomes ``renumber[i]``."""
         self._file.close()
-        if not self.count:
-            np.save(self.path, np.zeros(0, self.dtype))
-        else:
-            written = np.memmap(self._raw, dtype=self.dtype, mode="r")
-            final = np.lib.format.open_memmap(self.path, mode="w+", dtype=self.dtype, shape=(self.count,))
-            for begin in range(0, self.count, 1 << 20):
-                piece = written[begin : begin + (1 << 20)]
-                final[begin : begin + (1 << 20)] = piece if renumber is None else renumber[piece]
-            final.flush()
-            del written, final
+        header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.count,)}
+        # Not through a map: on a full disk that ends the process without a word.
+        with self.path.open("wb") as final, self._raw.open("rb") as raw:
+            np.lib.format.write_array_header_1_0(final, header)
+            while block := raw.read(1 << 22):
+                piece = np.frombuffer(block, self.dtype)
+                final.write((piece if renumber is None else renumber[piece]).astype(self.dtype).tobytes())
         self._raw.unlink()
 
     def abandon(self) -> None:

@@ -45,10 +45,10 @@ def train_tokenizer(
             trainer: Any = None
         case "bpe":
             tokenizer = Tokenizer(models.BPE())
-            trainer = trainers.BpeTrainer(initial_alphabet=alphabet, **options)
+            trainer = trainers.BpeTrainer(initial_alphabet=alphabet, min_frequency=2, **options)
         case "wordpiece":
             tokenizer = Tokenizer(models.WordPiece(unk_token="<unk>", max_input_chars_per_word=100))
-            trainer = trainers.WordPieceTrainer(**options)
+            trainer = trainers.WordPieceTrainer(limit_alphabet=max(1, size * 3 // 4), min_frequency=2, **options)
         case "words":
             tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
             trainer = trainers.WordLevelTrainer(**options)
@@ -114,6 +114,11 @@ def load_tokenizer(directory: Path) -> Any:
     return tokenizer
 
 
+def table_size(tokenizer: Any) -> int:
+    """How many rows an embedding of its tokens has; some tokenisers leave numbers out."""
+    return int(max(tokenizer.get_vocab().values())) + 1
+
+
 class Encoder:
     """Texts to numbers, without special tokens, many at once."""
 
@@ -124,7 +129,7 @@ class Encoder:
         self._tokenizer.encode_special_tokens = True  # "<s>" in a text is text
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.size = len(tokenizer)
+        self.size = table_size(tokenizer)
         self.unknown: int | None = tokenizer.unk_token_id
         special = np.zeros(self.size, bool)
         special[[i for i in tokenizer.all_special_ids if i != self.unknown]] = True

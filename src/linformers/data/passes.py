@@ -1,0 +1,188 @@
+"""The two readings of a corpus: one splits it and takes a sample for the tokeniser, one writes its tokens. Memory does not grow with it."""
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from linformers.data.records import PARTS, Corpus, Kind, Reading, Record, fingerprint, first
+from linformers.data.split import Split, class_notes
+from linformers.data.store import Numbers, Writer
+from linformers.data.vocabulary import Encoder
+
+Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much
+AT_ONCE = 1 << 20  # characters that are encoded together
+
+
+class Work:
+    """Two readings of a corpus: one to split it and to take a sample, one to write it."""
+
+    def __init__(
+        self, corpus: Corpus, kind: Kind, split: Split, seed: int, limit: int | None, progress: Progress
+    ) -> None:
+        self.corpus, self.kind, self.split, self.seed, self.limit, self.progress = (
+            corpus,
+            kind,
+            split,
+            seed,
+            limit,
+            progress,
+        )
+        self.labels: list[str] = []
+        self.notes: list[str] = list(corpus.notes)
+        self.dtype = "uint16"
+        self.characters = 0
+        self.unknown = 0.0
+
+    def read(self, what: str, reading: Reading) -> Iterator[Record]:
+        """One reading, up to the limit."""
+        characters = told = 0
+        self.progress(what, 0, self.corpus.size)
+        for record in self.corpus.read(reading):
+            yield record
+            characters += len(record.text)
+            if characters - told > 100_000:
+                told = characters
+                self.progress(what, reading.done, self.corpus.size)
+            if self.limit is not None and characters >= self.limit:
+                break
+        self.progress(what, reading.done, reading.done)
+
+    def survey(self, size: int) -> list[str]:
+        """Count and split the documents; return a sample of the training part of at most about ``size`` characters."""
+        reading = Reading()
+        sample = Sample(size)
+        documents = 0
+        for record in self.read("reading", reading):
+            documents += 1
+            key = fingerprint(record.text, self.seed)
+            if not self.corpus.has_parts:
+                self.split.count(key, record.label)
+            if record.part in (None, "train"):
+                sample.add(key, record.text)
+                if record.target is not None:
+                    sample.add(key, record.target)
+            if self.corpus.has_parts and sample.characters >= min(size, AT_ONCE):
+                break  # nothing else to learn from it
+        if not documents:
+            raise ValueError(f"{self.corpus.name}: no text in it{self.left_out(reading)}")
+        self.notes += filter(None, [self.left_out(reading).removeprefix(": ")])
+        if self.corpus.has_parts:
+            return [text for _, text in sample.texts]
+        self.split.decide()
+        return [text for key, text in sample.texts if self.split.part(key) == "train"]
+
+    def left_out(self, reading: Reading) -> str:
+        """What was not taken, for a message; begins with a colon."""
+        said = []
+        if reading.empty:
+            said.append(f"{len(reading.empty)} empty files left out ({first(reading.empty)})")
+        if reading.blank:
+            said.append(f"{reading.blank} documents without text left out")
+        if reading.cut:
+            said.append(f"{len(reading.cut)} very long files were cut ({first(reading.cut)})")
+        return ": " + "; ".join(said) if said else ""
+
+    def write(self, tokenizer: Any, folder: Path) -> dict[str, dict[str, Any]]:
+        """Write the documents of all parts; what ``load`` checks."""
+        encode = Encoder(tokenizer)
+        self.dtype = "uint16" if encode.size <= 1 << 16 else "uint32"
+        writers: dict[str, Writer] = {part: Writer(folder / part, self.dtype) for part in PARTS}
+        if self.kind == "pairs":
+            writers |= {f"{part}.target": Writer(folder / f"{part}.target", self.dtype) for part in PARTS}
+        numbers: dict[str, Numbers] = {part: Numbers(folder / f"{part}.labels.npy", "int32") for part in PARTS}
+        names: dict[str, int] = {}
+        found: dict[str, list[int]] = {}  # documents of each class in each part
+        unknown = tokens = 0
+        try:
+            for batch in batches(self.read("tokenising", Reading())):
+                ids = encode([record.text for record in batch])
+                others = encode([record.target or "" for record in batch]) if self.kind == "pairs" else ids
+                parts = [record.part or self.split.part(fingerprint(record.text, self.seed)) for record in batch]
+                keep = [len(own) > 0 and len(other) > 0 for own, other in zip(ids, others, strict=True)]
+                for place, part in enumerate(PARTS):
+                    chosen = [i for i, name in enumerate(parts) if name == part and keep[i]]
+                    writers[part].add([ids[i] for i in chosen])
+                    if self.kind == "pairs":
+                        writers[f"{part}.target"].add([others[i] for i in chosen])
+                    if self.kind == "labelled":
+                        labels = [batch[i].label or "" for i in chosen]
+                        for label in labels:
+                            found.setdefault(label, [0, 0, 0])[place] += 1
+                        numbers[part].add([names.setdefault(label, len(names)) for label in labels])
+                self.characters += sum(len(record.text) for record in batch)
+                unknown += sum(int((own == encode.unknown).sum()) for own in ids)
+                tokens += sum(map(len, ids))
+            counts = {name: writer.close() for name, writer in writers.items()}
+            self.finish_labels(names, found, numbers)
+        except BaseException:
+            for writer in writers.values():
+                writer.abandon()
+            for one in numbers.values():
+                one.abandon()
+            raise
+        self.unknown = unknown / max(1, tokens)
+        if self.unknown > 0.05:
+            self.notes.append(f"{self.unknown:.0%} of the tokens are unknown; a larger vocab_size or 'bpe' helps")
+        if not self.corpus.unchanged():
+            raise ValueError(f"{self.corpus.name} changed while it was read; leave the files alone and start again")
+        if not counts["train"]["tokens"]:
+            raise ValueError(f"{self.corpus.name}: the tokeniser makes no token of it")
+        return counts
+
+    def finish_labels(self, names: dict[str, int], found: dict[str, list[int]], numbers: dict[str, Numbers]) -> None:
+        """Number the classes in the order of their names."""
+        if self.kind != "labelled":
+            for one in numbers.values():
+                one.close()
+                one.path.unlink()
+            return
+        if len(names) < 2:
+            raise ValueError(
+                f"{self.corpus.name}: all documents have the label {first(list(names))!r}; there is nothing to learn"
+            )
+        self.labels = sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+        order = np.zeros(len(names), np.int32)
+        order[[names[name] for name in self.labels]] = np.arange(len(names))
+        for one in numbers.values():
+            one.close(order)
+        self.notes += class_notes(found)
+
+
+class Sample:
+    """Texts, evenly chosen by their fingerprints, so many that they fit."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.texts: list[tuple[int, str]] = []
+        self.characters = 0
+        self._bits = 0
+
+    def add(self, key: int, text: str) -> None:
+        """Take a text, or not."""
+        if not self._takes(key):
+            return
+        self.texts.append((key, text))
+        self.characters += len(text)
+        while self.characters > self.size and len(self.texts) > 1 and self._bits < 60:
+            self._bits += 1  # half of them go
+            self.texts = [one for one in self.texts if self._takes(one[0])] or self.texts[:1]
+            self.characters = sum(len(one) for _, one in self.texts)
+
+    def _takes(self, key: int) -> bool:
+        return key & ((1 << self._bits) - 1) == 0
+
+
+def batches(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Records together, about a million characters at once."""
+    batch: list[Record] = []
+    characters = 0
+    for record in records:
+        batch.append(record)
+        characters += len(record.text) + len(record.target or "")
+        if characters >= AT_ONCE:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
