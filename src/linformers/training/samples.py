@@ -7,7 +7,7 @@ import torch
 
 from linformers.training.measure import IGNORED
 from linformers.training.runs import Run
-from linformers.training.use import generate
+from linformers.training.use import say
 
 SHOWN = 24  # tokens to begin with, and to go on with
 
@@ -28,12 +28,12 @@ def sample(run: Run, example: dict[str, Any]) -> dict[str, str]:
     ids, labels = np.asarray(example["input_ids"]), example["labels"]
     match run.task:
         case "clm":
-            prompt = text(run, ids[:SHOWN])
-            said = generate(run, [prompt], max_new_tokens=SHOWN)[0]
-            return {"input": prompt, "output": said, "expected": text(run, ids[SHOWN : 2 * SHOWN])}
+            half = min(SHOWN, len(ids) // 2)
+            said = say(run, ids[:half].tolist(), half, {"do_sample": False})
+            return {"input": text(run, ids[:half]), "output": said, "expected": text(run, ids[half : 2 * half])}
         case "seq2seq":
-            read = text(run, ids, marks=True)
-            return {"input": read, "output": generate(run, [read])[0], "expected": text(run, labels)}
+            said = say(run, ids.tolist(), run.settings.target_n, {"do_sample": False})
+            return {"input": text(run, ids, marks=True), "output": said, "expected": text(run, labels)}
         case "mlm":
             asked = labels != IGNORED
             guess, right = ids.copy(), ids.copy()

@@ -60,36 +60,40 @@ def generate(
 
 def generate_one(run: Run, prompt: str, max_new_tokens: int | None, options: dict[str, Any], show: Show | None) -> str:
     """What is said for one prompt."""
-    tokenizer, n = run.tokenizer, run.settings.n
-    if run.task == "clm":
-        # In training a document follows the end of another one.
-        ids = [tokenizer.eos_token_id, *tokenizer.encode(prompt, add_special_tokens=False)]
-        room = n - len(ids)
-        if room < 1:
-            raise ValueError(f"the prompt has {len(ids) - 1} tokens, and the model takes {n - 2}; shorten it")
-        limit, skip = min(room, max_new_tokens or 64), len(ids)
-    else:
-        ids = fitting(run, prompt)
-        limit, skip = min(run.settings.target_n - 1, max_new_tokens or run.settings.target_n), 1
-    streamer = None if show is None else Streamer(tokenizer, show, skip_prompt=run.task == "clm")
-    source = torch.tensor([ids], device=run.model.device)
+    if run.task == "seq2seq":
+        return say(run, fitting(run, prompt), max_new_tokens or run.settings.target_n, options, show)
+    # In training a document follows the end of another one.
+    ids = [run.tokenizer.eos_token_id, *run.tokenizer.encode(prompt, add_special_tokens=False, verbose=False)]
+    if len(ids) >= run.settings.n:
+        raise ValueError(
+            f"the prompt has {len(ids) - 1} tokens, and with what is to be said the model takes {run.settings.n - 1}; "
+            "shorten it"
+        )
+    return say(run, ids, max_new_tokens or 64, options, show)
+
+
+def say(run: Run, ids: Sequence[int], limit: int, options: dict[str, Any], show: Show | None = None) -> str:
+    """What is said behind tokens, or about them; at most what the model has room for."""
+    tokenizer, told = run.tokenizer, run.task == "clm"
+    room = run.settings.n - len(ids) if told else run.settings.target_n - 1
+    source = torch.tensor([list(ids)], device=run.model.device)
     said = run.model.generate(
         source,
         attention_mask=torch.ones_like(source),
-        max_new_tokens=limit,
+        max_new_tokens=min(limit, room),
         max_length=None,
         pad_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.eos_token_id,
-        streamer=streamer,
+        streamer=None if show is None else Streamer(tokenizer, show),
         **options,
     )
-    return str(tokenizer.decode(said[0, skip:], skip_special_tokens=True))
+    return str(tokenizer.decode(said[0, len(ids) if told else 1 :], skip_special_tokens=True))
 
 
 class Streamer:
     """Hands out text as tokens come; transformers calls ``put`` and ``end``."""
 
-    def __init__(self, tokenizer: Any, show: Show, skip_prompt: bool) -> None:
+    def __init__(self, tokenizer: Any, show: Show) -> None:
         self.tokenizer, self.show = tokenizer, show
         self.first = True  # transformers begins with the prompt, or with the token that starts a target
         self.ids: list[int] = []
