@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from linformers.experiments.cells import Clock
     from linformers.experiments.sweep import Cell
 
-QUICK: dict[str, Any] = {"preset": "tiny", "n": 64, "max_steps": 60, "eval_steps": 10, "vocab_size": 2048}
+QUICK: dict[str, Any] = {
+    **{"preset": "tiny", "n": 64, "vocab_size": 1024, "max_steps": 100},
+    **{"eval_steps": 20, "eval_batches": 10, "save_steps": 100},
+}
 VOCABULARY = 8192  # for the estimate, where nobody says how many
 OF_DATA = ("column", "label_column", "target_column", "targets", "tokenizer", "vocab_size")  # what preparing needs
 QUICK_CONTENDERS = ("full", "none", "k=4", "k=16", "sharing=kv", "n=128")

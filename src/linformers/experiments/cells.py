@@ -5,11 +5,15 @@ A cell that is finished is not run again; one that was interrupted goes on by it
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from linformers.experiments.runs import RESULTS, read_json
@@ -149,13 +153,31 @@ def run_cells(
         What went wrong, by the names of the cells.
     """
     problems: dict[str, str] = {}
-    for cell in cells:
-        if cell.finished(out):
-            continue
-        begin(cell)
-        began = time.monotonic()
-        problem = run_cell(cell, out, lambda state, cell=cell: watch(cell, state))  # type: ignore[misc]
-        if problem is not None:
-            problems[cell.name] = problem
-        done(cell, problem, time.monotonic() - began)
+    with terminable():
+        for cell in cells:
+            if cell.finished(out):
+                continue
+            begin(cell)
+            began = time.monotonic()
+            problem = run_cell(cell, out, lambda state, cell=cell: watch(cell, state))  # type: ignore[misc]
+            if problem is not None:
+                problems[cell.name] = problem
+            done(cell, problem, time.monotonic() - began)
     return problems
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Take a request to terminate for an interruption, so that no cell goes on alone."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # others cannot have handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

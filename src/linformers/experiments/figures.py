@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK = "#222222"
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1")
+COLOURS = ("#1b82c4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1")
 MARKERS = "osD^vPX"
 REFERENCES = ("--", ":", "-.")
 
@@ -158,7 +158,13 @@ def draw_lines(
             axis.fill_between(steps, low, [p.mean + p.spread for p in points], color=look["color"], alpha=0.15, lw=0)
         if show_training and (training := mean_points(line.seeds, key, "train", against)):
             own = [p.x for p in training], [p.mean for p in training]
-            axis.plot(*own, color=look["color"], alpha=0.45, linewidth=0.9, label=f"{line.label}, training part")
+            axis.plot(
+                *own,
+                color=look["color"],
+                alpha=0.45,
+                linewidth=0.9,
+                label="training part" if len(lines) == 1 else f"{line.label}, training part",
+            )
 
 
 def mean_points(seeds: Sequence[Metrics], key: str, part: str = "validation", against: str = "step") -> list[Point]:

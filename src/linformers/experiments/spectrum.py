@@ -71,6 +71,7 @@ def load_saved(directory: Path) -> tuple[Any, Any]:
     logging = transformers.utils.logging
     before = logging.get_verbosity()
     logging.set_verbosity_error()  # a head that is left out is none of the reader's business
+    logging.disable_progress_bar()
     try:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
         own = config.model_type.startswith("linformer")
@@ -205,7 +206,7 @@ def draw(result: dict[str, Any]) -> "Figure":
         colours = colormaps["plasma"]
         steps = range(1, rank + 1)
         for i, layer in enumerate(table):
-            colour = colours(0.85 * i / max(1, layers - 1))
+            colour = colours(0.15 + 0.7 * i / max(1, layers - 1))  # the ends vanish on dark or light ground
             for head in layer:
                 left.plot(steps, head, color=colour, alpha=0.22, linewidth=0.7)
             left.plot(steps, layer.mean(0), color=colour, label=f"layer {i + 1}: k = {result['k'][i]}")

@@ -39,7 +39,7 @@ def build(directories: Sequence[Path], *, models: bool = True) -> str:
     comparisons = [path for path in directories if is_comparison(path)]
     titles = unique([run.name for run in runs] + [path.resolve().name for path in comparisons])
     title = titles[0] if len(titles) == 1 else "linformers: " + ", ".join(titles)
-    parts = [page.heading(1, title), page.paragraph(f"Made by `linformers report` on {today()}.", soft=True)]
+    parts = [page.heading(1, title), page.paragraph(f"Made by linformers report on {today()}.", soft=True)]
     parts.append(page.contents([(f"part-{i}", name) for i, name in enumerate(titles)]))
     if len(runs) > 1:
         parts += together(runs, titles)

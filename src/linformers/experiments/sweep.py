@@ -21,6 +21,7 @@ AXES: tuple[str, ...] = typing.get_args(Axis)
 ATTENTIONS = ("full", "none", "local", "linformer")
 SHARINGS = ("layerwise", "kv", "headwise", "none")
 METHODS = ("learnable", "convolution", "mean", "max", "no_params")
+UNLEARNED = ("seed", "threads", "workers", "keep", "save_steps", "log_steps")
 OF_SLOTS = ("k", "sharing", "method", "block_size")  # settings that only attention to slots has
 
 
@@ -250,6 +251,6 @@ def read_plan(out: Path) -> tuple[dict[str, Any], list[tuple[Contender, int]]]:
 
 
 def comparable(base: Settings) -> dict[str, Any]:
-    """The settings as JSON has them; without the threads, which change nothing that is learned."""
+    """The settings as JSON has them; without those that change nothing that is learned."""
     given = json.loads(json.dumps(base.given()))
-    return {key: value for key, value in given.items() if key not in ("threads", "seed")}
+    return {key: value for key, value in given.items() if key not in UNLEARNED}
