@@ -353,4 +353,4 @@ def csv_rows(one: Found, layout: Layout, reading: Reading) -> Iterator[tuple[str
                 )
             yield f"line {table.line_num}", row
     except csv.Error as error:
-        raise ValueError(f"{one.path}, line {table.line_num} is not a table ({error})") from error
+        raise ValueError(f"{one.path}, line {table.reader.line_num} is not a table ({error})") from error

@@ -63,8 +63,16 @@ def train_tokenizer(
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     if trainer is not None:
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(map(without_special, texts), trainer)
     return finish(tokenizer)
+
+
+def without_special(text: str) -> str:
+    """The text without the names of special tokens, which a trainer would number again."""
+    for name in SPECIAL:
+        if name in text:
+            text = text.replace(name, " ")
+    return text
 
 
 def finish(tokenizer: Any) -> Any:
