@@ -69,6 +69,8 @@ def open_run(settings: Settings, out: Path, resume: bool) -> None:
         ValueError: if it cannot.
         OSError: if the directory cannot be written.
     """
+    if not resume:
+        settings.filled()  # a mistake in them must not cost the run that is there
     try:
         out.mkdir(parents=True, exist_ok=True)
         tidy(out)
@@ -132,11 +134,13 @@ def fit(run: Run, at: At, shows: Progress) -> None:
     logging.set_verbosity_error()
     settings, out, step = run.settings, run.directory, at[0] if at else 0
     if processes.is_main():
-        prepare_data(settings, out, shows)
+        prepare_data(settings, out, shows, run.about.get("data_fingerprint"))
+        shows.stop()
     processes.wait()
     model = models.build(settings, run.prepared.tokenizer, run.prepared.labels)
     if processes.is_main():
-        write_config(out, settings, parameters=models.parameters(model))
+        facts = {"parameters": models.parameters(model), "data_fingerprint": run.prepared.fingerprint}
+        write_config(out, settings, **facts)
     metrics = MetricsFile(out, step, writes=processes.is_main())
     with Interruption() as interruption:
         trainer = new_trainer(run, model, metrics, shows, interruption)

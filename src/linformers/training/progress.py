@@ -22,6 +22,7 @@ class Progress:
         self.console = console or Console(stderr=True)
         self.shown = shown
         self.bar: Bar | None = None
+        self.what = ""
         self.last = -PAUSE
         self.rows: dict[str, dict[str, Any]] = {}
         self.began, self.first, self.steps = 0.0, 0, 0
@@ -30,6 +31,17 @@ class Progress:
         """Print a line."""
         if self.shown:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def work(self, what: str, done: int, total: int | None) -> None:
+        """Show how far some other work is, on a terminal."""
+        if not (self.shown and self.console.is_terminal):
+            return
+        if self.bar is None or self.what != what:
+            self.stop()
+            self.bar = Bar(TextColumn(what), BarColumn(bar_width=None), TimeRemainingColumn(), console=self.console)
+            self.task, self.what = self.bar.add_task(what, total=total), what
+            self.bar.start()
+        self.bar.update(self.task, completed=done, total=total)
 
     def start(self, step: int, steps: int) -> None:
         """Training begins behind this step."""

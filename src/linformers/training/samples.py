@@ -17,7 +17,7 @@ def samples(run: Run, examples: Any, count: int) -> list[dict[str, str]]:
     lengths = np.asarray(examples.lengths)
     # Something to read, but not pages of it.
     places = np.flatnonzero((lengths >= min(2 * SHOWN, int(lengths.max()))) & (lengths <= max(100, lengths.min())))
-    places = places if len(places) else np.arange(len(lengths))
+    places = places if len(places) >= count else np.arange(len(lengths))
     chosen = places[np.linspace(0, len(places) - 1, min(count, len(places))).astype(int)]
     examples.set_epoch(0)
     return [sample(run, examples[int(i)]) for i in chosen]

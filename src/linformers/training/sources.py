@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from linformers.training.progress import Progress
 from linformers.training.runs import DATA, data_directory
-from linformers.training.settings import Settings
+from linformers.training.settings import Settings, shown
 
 if TYPE_CHECKING:
     from linformers.data import ListOps, Prepared
@@ -20,15 +20,20 @@ KINDS = {
 MARKS = 2  # tokens that an example has beside its text
 
 
-def prepare_data(settings: Settings, out: Path, shows: Progress) -> "Prepared":
+def prepare_data(settings: Settings, out: Path, shows: Progress, fingerprint: str | None = None) -> "Prepared":
     """Open the data of a run; text that is not prepared is prepared inside it, once.
 
+    Args:
+        fingerprint: of the data that the run began with.
+
     Raises:
-        ValueError: if it cannot be used for the task.
+        ValueError: if it cannot be used for the task, or is not what the run began with.
     """
     from linformers.data import load, prepare
 
     directory = data_directory(settings, out)
+    if fingerprint is not None and directory == out / DATA and not directory.is_dir():
+        raise ValueError(f"the data of the run, {shown(settings.data or directory)}, is not there; put it back")
     if (directory / "prepared.json").is_file():
         prepared = load(directory)
     else:
@@ -51,9 +56,14 @@ def prepare_data(settings: Settings, out: Path, shows: Progress) -> "Prepared":
             tokenizer=method,
             vocab_size=size,
             seed=settings.seed if ours else 0,  # the split of a text is the same for every seed
+            progress=shows.work,
         )
     for note in prepared.notes:
         shows.say(f"note: {note}")
+    if fingerprint not in (None, prepared.fingerprint):
+        raise ValueError(
+            f"the data in {prepared.directory} has changed since the run began; put it back, or name another --out"
+        )
     if prepared.kind not in KINDS[settings.task]:
         raise ValueError(
             f"--task {settings.task} needs data of the kind {' or '.join(KINDS[settings.task])}, and {prepared.directory} "

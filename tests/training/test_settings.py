@@ -1,0 +1,62 @@
+"""Settings: what a preset fills in, what has no meaning, and what a saved run allows."""
+
+import dataclasses
+
+import pytest
+
+from linformers.causal import block_sizes
+from linformers.training import PRESETS, Settings
+from linformers.training.settings import decoder_slots, default_block
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("task", ["mlm", "clm", "seq2seq", "classify"])
+def test_presets_fill_everything_in(preset, task):
+    filled = Settings(task=task, preset=preset).filled()
+    optional = {"data", "column", "label_column", "target_column", "targets", "tokenizer", "vocab_size", "threads"}
+    causal = task in ("clm", "seq2seq")
+    for name, value in dataclasses.asdict(filled).items():
+        assert value is not None or name in optional or (name == "block_size" and not causal), name
+    assert filled.filled() == filled
+    assert filled.k == filled.n // 4
+    if causal:  # slots are used: there are more than the two blocks that are seen exactly
+        assert filled.n // block_sizes(filled.n, filled.k, filled.block_size)[0] >= 4
+
+
+@pytest.mark.parametrize("n", [5, 12, 64, 96, 100, 1000, 4096])
+@pytest.mark.parametrize("k", [1, 3, 5, 8])
+def test_the_default_block_size_is_valid(n, k):
+    slots = decoder_slots(k, n, n)
+    assert block_sizes(n, min(slots, n), default_block(n, min(slots, n)))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"max_steps": -3}, "max_steps must be at least 1, got -3"),
+        ({"patience": -1}, "patience must not be negative, got -1"),
+        ({"dropout": 1.5}, "dropout must be from 0 to 1, got 1.5"),
+        ({"learning_rate": 0.0}, "learning_rate must be more than 0, got 0.0"),
+        ({"task": "nlp"}, "task must be mlm, clm, seq2seq or classify, got 'nlp'"),
+        ({"preset": "huge"}, "preset must be tiny, small or base, got 'huge'"),
+        ({"task": "clm", "n": 64, "k": 16, "block_size": 7}, "nearest block sizes are 4 and 8"),
+        ({"task": "clm", "n": 64, "k": 65}, "needs 1 <= k <= 64"),
+    ],
+)
+def test_values_without_a_meaning(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Settings(**changes).filled()
+
+
+def test_a_saved_run_is_not_contradicted():
+    saved = Settings(task="clm", preset="tiny", k=8).filled()
+    assert Settings().resumed(saved) == saved
+    assert Settings(k=8, task="clm").resumed(saved) == saved
+    assert Settings(max_steps=7000, threads=2).resumed(saved) == dataclasses.replace(saved, max_steps=7000, threads=2)
+    with pytest.raises(ValueError, match=r"--k is 16, but the saved run has 8; .*--no-resume"):
+        Settings(k=16).resumed(saved)
+    with pytest.raises(ValueError, match=r"--learning-rate is 0\.5, but the saved run has 0\.002"):
+        Settings(learning_rate=0.5).resumed(saved)
+    with pytest.raises(ValueError, match="--data is elsewhere, but the saved run has not set"):
+        Settings(data=("elsewhere",)).resumed(saved)

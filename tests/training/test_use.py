@@ -1,0 +1,186 @@
+"""What a run is good for: testing, generating, filling masks, classifying; and what it leaves behind."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from training_cases import TASKS, run, weights
+
+from linformers.training import classify, evaluate, fill_mask, generate, load_run
+from linformers.training.evaluation import class_report
+from linformers.training.sources import examples_of
+from linformers.training.stopping import best_row, is_stale
+from linformers.training.stream import Batches, loader
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, text, pairs, labelled):
+    """One run of each task."""
+    data = {"mlm": text, "clm": text, "seq2seq": pairs, "classify": labelled}
+    out = tmp_path_factory.mktemp("trained")
+    for task in TASKS:
+        run(task, data[task], out / task, max_steps=30, save_steps=30, learning_rate=0.01, dropout=0.0)
+    return {task: load_run(out / task) for task in TASKS}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_results_are_those_of_a_plain_loop(task, trained):
+    """Token by token, in batches of another size, without the shortcut for masked words."""
+    opened = trained[task]
+    results = opened.results
+    examples, sampler, collate = examples_of(opened.settings, opened.prepared, "test", 3)
+    total, right, labels = 0.0, 0, 0
+    with torch.no_grad():
+        for batch in loader(examples, Batches(sampler), collate):
+            logits, asked = opened.model(**batch).logits, batch["labels"]
+            if task == "clm":
+                logits, asked = logits[:, :-1], asked[:, 1:]
+            logits, asked = logits[asked != -100], asked[asked != -100]
+            total += torch.nn.functional.cross_entropy(logits, asked, reduction="sum").item()
+            right += int((logits.argmax(-1) == asked).sum())
+            labels += len(asked)
+    assert results["labels"] == labels
+    assert results["loss"] == pytest.approx(total / labels, rel=1e-4)
+    assert results["perplexity"] == pytest.approx(math.exp(total / labels), rel=1e-3)
+    assert results["accuracy"] == pytest.approx(right / labels, abs=1e-3)
+    assert set(results["baseline"]) == {"loss", "perplexity", "accuracy"}
+    assert results["part"] == "test"
+    assert results["parameters"] == sum(p.numel() for p in opened.model.parameters())
+    assert results["tokens_per_second"] > 0
+    assert results["peak_memory_mb"] > 0
+    if task in ("clm", "classify"):  # the others need more steps to learn something
+        assert results["loss"] < results["baseline"]["loss"]
+    assert [set(example) for example in results["examples"]] == [{"input", "output", "expected"}] * 3
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_final_loads_with_the_auto_classes(task, trained):
+    import transformers
+
+    kinds = {
+        "mlm": "AutoModelForMaskedLM",
+        "clm": "AutoModelForCausalLM",
+        "seq2seq": "AutoModelForSeq2SeqLM",
+        "classify": "AutoModelForSequenceClassification",
+    }
+    final = trained[task].directory / "final"
+    model = getattr(transformers, kinds[task]).from_pretrained(final)
+    for name, weight in trained[task].model.state_dict().items():
+        assert torch.equal(model.state_dict()[name], weight)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(final)
+    assert len(tokenizer) == model.config.vocab_size
+    if task == "classify":
+        assert list(model.config.id2label.values()) == ["fruit", "tool"]
+
+
+def test_another_part_and_a_limit(trained):
+    opened = trained["classify"]
+    before = opened.results
+    some = evaluate(opened, "validation", limit=1, progress=False)
+    assert 0 < some["examples_tested"] <= 5
+    assert not (opened.directory / "results-validation.json").exists()
+    whole = evaluate(opened, "validation", samples=0, progress=False)
+    assert "examples" not in whole
+    assert json.loads((opened.directory / "results-validation.json").read_text()) == whole
+    assert opened.results == before
+    assert sum(row["support"] for row in whole["per_class"]) == whole["examples_tested"]
+
+
+def test_the_report_by_class():
+    rows = class_report(np.array([[3, 1, 0], [2, 4, 0], [0, 0, 0]]), ["a", "b", "c"])
+    assert rows[0] == {"label": "a", "precision": 0.6, "recall": 0.75, "f1": pytest.approx(2 / 3), "support": 4}
+    assert rows[1]["precision"] == 0.8
+    assert rows[2] == {"label": "c", "precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 0}
+
+
+def test_generate_streams_what_it_returns(trained):
+    for task, prompt in (("clm", "the cat sat"), ("seq2seq", "a b c d")):
+        pieces = []
+        said = generate(trained[task], [prompt], max_new_tokens=8, show=pieces.append)
+        assert "".join(pieces) == said[0]
+        assert generate(trained[task], [prompt], max_new_tokens=8) == said
+    bold = [generate(trained["clm"], ["the"], max_new_tokens=8, temperature=1.5, seed=s)[0] for s in (1, 1, 2)]
+    assert bold[0] == bold[1] != bold[2]
+    assert generate(trained["seq2seq"], ["a b c"], beams=2)
+    assert generate(trained["clm"], [""], max_new_tokens=3)
+
+
+def test_masks_are_filled(trained):
+    (masks,) = fill_mask(trained["mlm"], ["the cat <mask> on the <mask>"], top=3)
+    assert len(masks) == 2
+    for guesses in masks:
+        assert len(guesses) == 3
+        scores = [guess["score"] for guess in guesses]
+        assert scores == sorted(scores, reverse=True)
+        assert guesses[0]["token"] in guesses[0]["text"]
+    assert masks[0][0]["text"].startswith("the cat ")
+
+
+def test_classes_are_named(trained):
+    found = classify(trained["classify"], ["apple plum pear apple 3", "saw axe file " * 20])
+    assert [answer["label"] for answer in found] == ["fruit", "tool"]
+    assert [answer["cut"] for answer in found] == [False, True]
+    assert sum(found[0]["scores"].values()) == pytest.approx(1)
+
+
+def test_wrong_uses(trained):
+    with pytest.raises(
+        ValueError, match=r"generate needs a run of the task clm or seq2seq, and .* was trained for mlm"
+    ):
+        generate(trained["mlm"], ["a"])
+    with pytest.raises(ValueError, match="has no mask; write <mask>"):
+        fill_mask(trained["mlm"], ["the cat"])
+    with pytest.raises(ValueError, match=r"has \d+ tokens, and the model takes 24"):
+        fill_mask(trained["mlm"], ["the cat <mask> " * 20])
+    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, .* takes 23"):
+        generate(trained["clm"], ["the cat sat on " * 20])
+    with pytest.raises(ValueError, match="temperature must not be negative, got -1"):
+        generate(trained["clm"], ["a"], temperature=-1)
+
+
+def test_early_stopping_keeps_the_best(data, tmp_path):
+    """A rate so high that it gets worse; the weights are those of the best look, also when the end is repeated."""
+    options = {
+        "learning_rate": 0.3,
+        "warmup": 0,
+        "schedule": "constant",
+        "max_steps": 60,
+        "eval_steps": 2,
+        "patience": 2,
+    }
+    results = run("clm", data["clm"], tmp_path / "run", **options)
+    opened = load_run(tmp_path / "run")
+    looks = [row for row in opened.metrics if row["part"] == "validation"]
+    best = min(looks, key=lambda row: row["loss"])
+    assert looks[-1]["step"] == best["step"] + 4 < 60
+    assert results["step"] == best["step"]
+    good = weights(tmp_path / "run")
+    (tmp_path / "run" / "final" / "model.safetensors").unlink()
+    run("clm", data["clm"], tmp_path / "run", **options)
+    assert weights(tmp_path / "run") == good
+
+
+def test_when_a_run_is_stale():
+    rows = [{"part": "validation", "loss": loss} for loss in (3.0, 2.0, 2.5, 2.0)]
+    assert best_row(rows) is rows[1]
+    assert is_stale(rows, 2)
+    assert not is_stale(rows, 3)
+    assert not is_stale(rows, 0)
+    assert not is_stale([], 1)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"precision": "bf16"}, {"recompute": True}, {"attention": "full"}, {"attention": "none"}]
+)
+def test_other_ways_to_train(changes, data, tmp_path):
+    task = "mlm" if "attention" in changes else "seq2seq"
+    assert run(task, data[task], tmp_path / "run", max_steps=2, **changes)["loss"] > 0
+    assert all(weight.dtype is torch.float32 for weight in load_run(tmp_path / "run").model.state_dict().values())
+
+
+def test_raw_text_is_prepared_inside_the_run(text_file, tmp_path):
+    run("clm", text_file, tmp_path / "run", max_steps=1, vocab_size=280)
+    assert load_run(tmp_path / "run").prepared.directory == tmp_path / "run" / "data"
+    assert len(load_run(tmp_path / "run").tokenizer) == 280
