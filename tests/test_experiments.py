@@ -7,7 +7,18 @@ import pytest
 import torch
 
 from linformers.cli import app, launch
-from linformers.experiments import causal, complexity, contenders, decode, measure, peers, report, streaming
+from linformers.experiments import (
+    causal,
+    complexity,
+    contenders,
+    decode,
+    measure,
+    memory,
+    peers,
+    precision,
+    report,
+    streaming,
+)
 
 MEGABYTES = 2**20
 
@@ -204,7 +215,7 @@ def test_streaming_measures_every_length(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_every_benchmark_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("peers", "complexity", "causal", "decode", "stream"):
+    for command in ("peers", "variants", "complexity", "causal", "decode", "stream", "memory", "precision"):
         app(["bench", command, "--help"], result_action="return_value")
         assert "--rounds" in capsys.readouterr().out
 
@@ -213,3 +224,54 @@ def test_units() -> None:
     assert report.seconds(2.0) == "2.00 s"
     assert report.seconds(0.0123) == "12.3 ms"
     assert report.megabytes(3 * 2**20) == "3 MB"
+
+
+@pytest.mark.parametrize("name", memory.CONTENDERS)
+def test_a_training_step_of_every_kind_runs(name: str) -> None:
+    memory.make_step(name, n=65, d=8, heads=2, k=4, ff=16, depth=2)()
+
+
+def test_memory_is_measured_at_every_length(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(memory, "peak_memory", lambda make, threads, *, n, d, **_: 12 * n * d)
+    assert launch("bench", "memory", "--lengths", "64", "128", "--longest-full", "64", "--out", str(tmp_path)) == 0
+    assert "(3)" in capsys.readouterr().out
+    cells = json.loads((tmp_path / "memory.json").read_text())["cells"]
+    assert len(cells) == 2 * len(memory.CONTENDERS) - 1
+    assert (tmp_path / "memory.png").stat().st_size > 1000
+
+
+def test_every_variant_is_compared_with_the_peer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        launch(
+            "bench", "variants", "--lengths", "32", "--channels", "8", "--heads", "2", "--rounds", "1", "--threads", "1"
+        )
+        == 0
+    )
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in ("linformer", *contenders.VARIANTS))
+
+
+def test_precisions_are_near_float32(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = precision.Settings(lengths=(64,), d=16, heads=2, k=8, ff=32, rounds=1, threads=1, compiled=False)
+    errors = {cell["contender"]: cell["error"] for cell in precision.run(settings)["cells"]}
+    assert errors.pop("float32") == 0
+    assert all(0 < error < 0.05 for error in errors.values())
+    assert (
+        launch(
+            "bench",
+            "precision",
+            "--lengths",
+            "64",
+            "--channels",
+            "16",
+            "--no-compiled",
+            "--rounds",
+            "1",
+            "--threads",
+            "1",
+        )
+        == 0
+    )
+    assert "error" in capsys.readouterr().out

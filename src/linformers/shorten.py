@@ -28,10 +28,10 @@ class Affine(NamedTuple):
 
 
 class ChannelMap(Protocol):
-    """Anything linear in its input, with a bias: an :class:`Affine`, an ``nn.Linear``, one wrapped by a LoRA adapter."""
+    """Anything linear in its input, with a bias: an :class:`Affine`, an ``nn.Linear``, one wrapped by a LoRA adapter or quantised."""
 
     @property
-    def bias(self) -> Tensor | None: ...
+    def bias(self) -> Tensor | Callable[[], Tensor | None] | None: ...
 
     def __call__(self, x: Tensor, /) -> Tensor: ...
 
@@ -179,7 +179,7 @@ def mapped(
 def map_slots(slots: Slots, linear: ChannelMap, heads: int) -> Tensor:
     """``(E x) W + (E 1) c`` for shortened content: ``(b, g, k, e / g)``."""
     content, mass, _ = slots
-    bias = linear.bias
+    bias = linear.bias() if callable(linear.bias) else linear.bias  # a quantised layer's is a method
     if content.shape[1] == 1:
         y = linear(content[:, 0])  # (b, k, e), with the bias once
         if bias is not None and mass is not None:

@@ -27,6 +27,14 @@ PACKAGES = {
     "performer-pytorch": ("performer_pytorch", "performer-pytorch"),
     "local-attention": ("local_attention", "local-attention"),
 }
+# This project's other kinds of projection, which `bench variants` compares with the same peer.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "none": {"param_sharing": "none"},
+    "headwise": {"param_sharing": "headwise"},
+    "kv": {"param_sharing": "kv"},
+    "layerwise": {"param_sharing": "layerwise"},
+    **{method: {"method": method} for method in ("convolution", "mean", "max", "no_params")},
+}
 NAMES = (OURS, "linformer", "linformer-pytorch", "torch MHA", FULL, *list(PACKAGES)[2:])
 
 
@@ -53,9 +61,9 @@ def make_attention(name: str, *, n: int, k: int, d: int, heads: int) -> tuple[nn
 
     Packages without slots get k as what bounds their cost: landmarks, random features or the window.
     """
-    if name in (OURS, "torch MHA"):
-        if name == OURS:
-            sizes: dict[str, Any] = {"seq_len": n, "proj_k": k, "param_sharing": "kv"}
+    if name in (OURS, "torch MHA", *VARIANTS):
+        if name != "torch MHA":
+            sizes: dict[str, Any] = {"seq_len": n, "proj_k": k, **VARIANTS["kv" if name == OURS else name]}
             layer: Any = LinearMultiheadAttention(d, heads, bias=False, batch_first=True, **sizes)
         else:
             layer = nn.MultiheadAttention(d, heads, bias=False, batch_first=True)

@@ -44,6 +44,7 @@ def measure(
     common: Common,
     tables: Callable[[dict[str, Any]], list[Table]],
     x: str = "n",
+    y: str = "seconds",
 ) -> None:
     """Run an experiment under a progress bar, print its tables, and write what it found."""
     from linformers.experiments import report
@@ -57,5 +58,5 @@ def measure(
     if common.out is not None:
         path = common.out / f"{result['benchmark']}.json"
         report.save(result, path)
-        report.plot(path, path.with_suffix(".png"), x)
+        report.plot(path, path.with_suffix(".png"), x, y=y)
         console.print(f"wrote {path} and {path.with_suffix('.png')}", highlight=False)

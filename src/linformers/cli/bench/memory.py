@@ -1,0 +1,58 @@
+"""``linformers bench memory``: the peak memory of a training step."""
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.table import Table
+
+from linformers.cli.bench.common import Common, measure
+
+
+def memory(
+    *,
+    lengths: Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")] = None,
+    channels: int | None = None,
+    k: int | None = None,
+    depth: int | None = None,
+    longest_full: int | None = None,
+    common: Common | None = None,
+) -> None:
+    """Measure the peak memory of a training step: all activations kept, recomputed (C1, C2), reversible, and full attention.
+
+    Example: linformers bench memory --lengths 1024 16384 --depth 8
+
+    Parameters
+    ----------
+    lengths
+        Positions.
+    channels
+        Channels of the model; its feed-forward part has four times as many.
+    k
+        Slots.
+    depth
+        Layers.
+    longest_full
+        Full attention is not run on more positions than this; its time grows with their square.
+    """
+    from linformers.experiments import memory as experiment
+
+    common = common or Common()
+    given = common.given(
+        threads=common.threads, lengths=lengths, d=channels, k=k, depth=depth, longest_full=longest_full
+    )
+    given |= {"ff": 4 * channels} if channels else {}
+    quick: dict[str, Any] = {"lengths": (1024, 4096), "longest_full": 4096}
+    settings = experiment.Settings(**({**quick, **given} if common.quick else given))
+    measure(experiment.run, settings, len(settings.lengths), common, tables, y="peak")
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """Bytes, and bytes a number of the input."""
+    from linformers.experiments.report import megabytes, pivot
+
+    title = "peak memory of a training step (in brackets: as a multiple of the input)"
+    return [
+        pivot(
+            result["cells"], ("n",), "contender", lambda cell: f"{megabytes(cell['peak'])} ({cell['rows']:.0f})", title
+        )
+    ]
