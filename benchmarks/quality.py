@@ -12,15 +12,15 @@ import math
 import pkgutil
 import pydoc_data.topics
 import random
-import re
 import statistics
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 
 from linformers import LinformerLM
@@ -29,21 +29,23 @@ IGNORE = -100
 
 
 class Text:
-    """A corpus as word ids, cut into a training and a held-out part by document."""
+    """A corpus as byte-level BPE pieces, cut into a training and a held-out part by document."""
 
-    def __init__(self, folder: str | None, vocabulary: int = 4096) -> None:
+    def __init__(self, folder: str | None, vocabulary: int) -> None:
         if folder is None:
             documents = [doc for _, doc in sorted(pydoc_data.topics.topics.items())]
             documents += [text for text in map(docstrings, sorted(m.name for m in pkgutil.iter_modules())) if text]
         else:
             documents = [path.read_text(errors="replace") for path in sorted(Path(folder).rglob("*.txt"))]
         random.Random(0).shuffle(documents)
-        words = [re.findall(r"\w+|[^\w\s]", text.lower()) for text in documents]
-        held = max(1, len(words) // 10)
-        common = Counter(w for doc in words[held:] for w in doc).most_common(vocabulary - 2)
-        index = {w: i + 2 for i, (w, _) in enumerate(common)}  # 0 mask, 1 unknown
+        held = max(1, len(documents) // 10)
+        tokenizer = ByteLevelBPETokenizer()
+        tokenizer.train_from_iterator(
+            documents[held:], vocab_size=vocabulary, special_tokens=["<mask>", "<end>"], show_progress=False
+        )  # 0 mask, 1 end of a document
         self.held, self.train = (
-            torch.tensor([index.get(w, 1) for doc in part for w in doc]) for part in (words[:held], words[held:])
+            torch.tensor([i for encoded in tokenizer.encode_batch(part) for i in [*encoded.ids, 1]])
+            for part in (documents[:held], documents[held:])
         )
         self.vocabulary = vocabulary
 
@@ -195,6 +197,7 @@ def main() -> None:
     parser.add_argument("--contenders", nargs="+", default=["full", "none", "linformer"], choices=CONTENDERS)
     parser.add_argument("--text", help="a folder of .txt files; Python's own documentation if left out")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=512)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--eval-batches", type=int, default=50)
@@ -217,8 +220,8 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     out = Path(args.out)
     done = [json.loads(line)["setting"] for line in out.read_text().splitlines()] if out.exists() else []
-    text = Text(args.text) if args.task in ("mlm", "clm") else None
-    keys = ("task", "n", "k", "width", "heads", "depth", "steps", "batch", "rate", "local_kernel", "positions")
+    text = Text(args.text, args.vocabulary) if args.task in ("mlm", "clm") else None
+    keys = ("task", "vocabulary", "n", "k", "width", "heads", "depth", "steps", "batch", "rate", "local_kernel", "positions")
     for seed in range(args.seeds):
         for contender in args.contenders:
             setting = {key: getattr(args, key) for key in keys} | {
