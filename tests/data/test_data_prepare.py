@@ -329,3 +329,25 @@ def test_documents_are_a_sequence(tmp_path):
     assert all((a == b).all() for a, b in zip(pickle.loads(sent), documents, strict=True))
     plain = Documents(np.arange(5, dtype=np.uint16), np.array([2, 5]))
     assert pickle.loads(pickle.dumps(plain))[1].tolist() == [2, 3, 4]
+
+
+def test_parts_can_be_given(tmp_path):
+    training = make_rows(tmp_path / "train.jsonl", [{"text": f"text {i}"} for i in range(40)])
+    test = make_rows(tmp_path / "test.jsonl", [{"text": f"text {i}"} for i in range(35, 50)])
+    validation = make_rows(tmp_path / "dev.jsonl", [{"text": f"text {i}"} for i in range(49, 53)])
+    prepared = prepare([training], tmp_path / "one", test=[test], tokenizer="bytes")
+    found = [texts(prepared, part) for part in PARTS]
+    assert found[2] == [f"text {i}" for i in range(35, 50)]
+    assert sorted(found[0] + found[1]) == sorted(f"text {i}" for i in range(35))
+    assert len(found[1]) == round(35 / 9)
+    assert "5 documents left out, because they are also in the test or validation files" in prepared.notes
+    both = prepare([training], tmp_path / "two", validation=[validation], test=[test], tokenizer="bytes", limit=50)
+    assert [both.count(part) for part in PARTS] == [9, 3, 15]
+    with pytest.raises(ValueError, match="validation and test files go with sources"):
+        prepare(None, tmp_path / "three", test=[test])
+
+
+def test_a_tokeniser_that_cannot_be_made_is_found_before_anything_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("linformers.data.build.Work", None)
+    with pytest.raises(ValueError, match="vocab_size must be at least 6 for 'words', got 5"):
+        prepare_text(tmp_path, tokenizer="words", vocab_size=5)

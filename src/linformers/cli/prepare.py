@@ -19,6 +19,8 @@ def prepare(
     out: Path = Path("prepared"),
     kind: Literal["text", "pairs", "labelled"] | None = None,
     targets: Several = None,
+    validation: Several = None,
+    test: Several = None,
     column: str | None = None,
     label_column: str | None = None,
     target_column: str | None = None,
@@ -54,7 +56,7 @@ def prepare(
 
     Example: linformers prepare reviews.csv --column review --label-column stars --out prepared/reviews
 
-    Example: linformers prepare folder-of-classes/ --kind labelled --out prepared/classes
+    Example: linformers prepare imdb/train --test imdb/test --kind labelled --out prepared/imdb
 
     Example: linformers prepare train.en --targets train.de --out prepared/translation
 
@@ -72,6 +74,10 @@ def prepare(
         text; pairs, of a source and a target; or labelled, documents with classes. Other options can say it too.
     targets
         Files whose lines belong to those of the sources.
+    validation
+        Files of the validation part, if it is not to be taken from the sources.
+    test
+        Files of the test part, likewise.
     column
         With the text, of tables and JSON lines; "text" if it is not given.
     label_column
@@ -131,6 +137,8 @@ def prepare(
             out,
             kind=kind,
             targets=targets,
+            validation=validation,
+            test=test,
             column=column,
             label_column=label_column,
             target_column=target_column,

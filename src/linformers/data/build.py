@@ -14,9 +14,9 @@ from linformers.data.passes import Progress, Work
 from linformers.data.prepared import ABOUT, VERSION, Prepared, load
 from linformers.data.python_docs import python_docs
 from linformers.data.reading import Errors
-from linformers.data.records import KINDS, Corpus, Kind
+from linformers.data.records import KINDS, Corpus, Kind, Part, with_parts
 from linformers.data.split import Split, check_shares
-from linformers.data.vocabulary import SIZES, load_tokenizer, table_size, train_tokenizer
+from linformers.data.vocabulary import SIZES, check_size, load_tokenizer, table_size, train_tokenizer
 
 
 def prepare(
@@ -25,6 +25,8 @@ def prepare(
     *,
     kind: Kind | None = None,
     targets: Sequence[str] | None = None,
+    validation: Sequence[str] | None = None,
+    test: Sequence[str] | None = None,
     column: str | None = None,
     label_column: str | None = None,
     target_column: str | None = None,
@@ -55,6 +57,8 @@ def prepare(
         out: the directory to write.
         kind: ``"text"``, ``"pairs"`` or ``"labelled"``; None finds out from the other options.
         targets: files whose lines belong to those of the sources.
+        validation: files of the validation part, if it is not to be taken from the sources.
+        test: files of the test part, likewise.
         column: with the text, of tables and JSON lines; "text" if it is not given.
         label_column: with the class; "label" if it is not given and the kind is labelled.
         target_column: with the target of a pair; "target" if it is not given and the kind is pairs.
@@ -85,16 +89,26 @@ def prepare(
     layout = Layout(column, label_column, target_column, documents, document_size, errors)
     check_choice("documents", documents, get_args(Cutting))
     check_choice("errors", errors, get_args(Errors))
-    split = Split(check_shares(shares))
+    given: dict[Part, Sequence[str]] = {}
+    if test:
+        given["test"] = test
+    if validation:
+        given["validation"] = validation
+    split = Split(check_shares(shares, given))
     for name, value in (("sample", sample), ("limit", 1 if limit is None else limit)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     corpus = choose_corpus(
         sources, kind, layout, targets, listops, seed, (dataset, dataset_config, dataset_split) if dataset else None
     )
+    if given:
+        if sources is None or targets:
+            raise ValueError("validation and test files go with sources; for pairs, with a table and target_column")
+        corpus = with_parts(corpus, {part: files(names, kind, layout) for part, names in given.items()})
     if corpus.has_parts and limit is not None:
         raise ValueError("limit is not for ListOps; ask for fewer expressions")
     method = tokenizer or ("words" if corpus.identity["source"] == "listops" else "bpe")
+    check_tokenizer(method, vocab_size, lowercase)
     options = {
         "kind": kind,
         "tokenizer": method if method in SIZES else tokenizer_identity(Path(method)),
@@ -198,12 +212,20 @@ def choose_corpus(
     return python_docs()
 
 
+def check_tokenizer(method: str, vocab_size: int | None, lowercase: bool) -> None:
+    """Raise a ValueError for a tokeniser that cannot be made; before anything is read."""
+    if method in SIZES:
+        check_size(method, vocab_size)
+        return
+    load_tokenizer(Path(method))
+    if vocab_size is not None or lowercase:
+        raise ValueError(f"the tokeniser of {method} is taken as it is; leave vocab_size and lowercase out")
+
+
 def make_tokenizer(method: str, texts: Iterable[str], vocab_size: int | None, lowercase: bool, notes: list[str]) -> Any:
     """Train a tokeniser, or take the one of a directory."""
     if method in SIZES:
         return train_tokenizer(method, texts, vocab_size, lowercase)  # type: ignore[arg-type]
-    if vocab_size is not None or lowercase:
-        raise ValueError(f"the tokeniser of {method} is taken as it is; leave vocab_size and lowercase out")
     tokenizer = load_tokenizer(Path(method))
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token is None:
@@ -215,8 +237,6 @@ def make_tokenizer(method: str, texts: Iterable[str], vocab_size: int | None, lo
 
 def tokenizer_identity(directory: Path) -> list[Any]:
     """What changes when the tokeniser of a directory does."""
-    if not directory.is_dir():
-        load_tokenizer(directory)  # says what is wrong
     kinds = (".json", ".txt", ".model")  # tokenizer.json, tokenizer_config.json, vocab.txt, merges.txt, spiece.model
     names = sorted(path for path in directory.iterdir() if path.suffix in kinds and path.name != "config.json")
     return [[path.name, hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()] for path in names]

@@ -51,7 +51,7 @@ class Examples(torch.utils.data.Dataset[Example]):
 
     Attributes:
         cut: how many documents (of pairs: sources or targets) were cut off at the limit.
-        lengths: the tokens of each input, ``(len(self),)``.
+        lengths: the tokens of each input, ``(len(self),)``; before spans are taken out.
     """
 
     def __init__(

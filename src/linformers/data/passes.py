@@ -37,15 +37,16 @@ class Work:
 
     def read(self, what: str, reading: Reading) -> Iterator[Record]:
         """One reading, up to the limit."""
-        characters = told = 0
+        characters = told = limited = 0
         self.progress(what, 0, self.corpus.size)
         for record in self.corpus.read(reading):
             yield record
             characters += len(record.text)
+            limited += 0 if record.part else len(record.text)
             if characters - told > 100_000:
                 told = characters
                 self.progress(what, reading.done, self.corpus.size)
-            if self.limit is not None and characters >= self.limit:
+            if self.limit is not None and limited >= self.limit:
                 break
         self.progress(what, reading.done, reading.done)
 
@@ -57,7 +58,7 @@ class Work:
         for record in self.read("reading", reading):
             documents += 1
             key = fingerprint(record.text, self.seed)
-            if not self.corpus.has_parts:
+            if record.part is None:
                 self.split.count(key, record.label)
             if record.part in (None, "train"):
                 sample.add(key, record.text)
@@ -80,6 +81,8 @@ class Work:
             said.append(f"{len(reading.empty)} empty files left out ({first(reading.empty)})")
         if reading.blank:
             said.append(f"{reading.blank} documents without text left out")
+        if reading.repeated:
+            said.append(f"{reading.repeated} documents left out, because they are also in the test or validation files")
         if reading.cut:
             said.append(f"{len(reading.cut)} very long files were cut ({first(reading.cut)})")
         return ": " + "; ".join(said) if said else ""

@@ -28,6 +28,7 @@ class Reading:
     files: int = 0
     empty: list[str] = field(default_factory=list)  # files without text
     blank: int = 0  # records without text
+    repeated: int = 0  # records that are also in a part that was given
     cut: list[str] = field(default_factory=list)  # files that are too long for one document
 
 
@@ -58,6 +59,33 @@ def fingerprint(text: str, seed: int = 0) -> int:
     """64 bits that stand for a text; another seed gives other ones."""
     digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=str(seed).encode())
     return int.from_bytes(digest.digest(), "little")
+
+
+def with_parts(training: Corpus, given: dict[Part, Corpus]) -> Corpus:
+    """A corpus whose test or validation part is another corpus; what is in one is taken out of the next, and of ``training``."""
+
+    def read(reading: Reading) -> Iterator[Record]:
+        held_out: set[int] = set()
+        for part, corpus in [*given.items(), (None, training)]:
+            before = held_out.copy()
+            for record in corpus.read(reading):
+                key = fingerprint(record.text)
+                if key in before:
+                    reading.repeated += 1
+                    continue
+                if part is not None:
+                    held_out.add(key)
+                yield record._replace(part=part)
+
+    every = [training, *given.values()]
+    return Corpus(
+        {"source": "parts", "training": training.identity, **{part: one.identity for part, one in given.items()}},
+        read,
+        None if any(one.size is None for one in every) else sum(one.size or 0 for one in every),
+        training.name,
+        notes=tuple(dict.fromkeys(note for one in every for note in one.notes)),
+        unchanged=lambda: all(one.unchanged() for one in every),
+    )
 
 
 def first(items: list[str], count: int = 5) -> str:

@@ -1,6 +1,6 @@
 """Which part a document belongs to: by its text, so that equal documents stay together, and by class, so that parts are alike."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,13 +10,14 @@ from linformers.data.records import PARTS, Part, first
 COUNTED = 200_000  # different documents that are split exactly; more than that, by chance
 
 
-def check_shares(shares: Sequence[float]) -> tuple[float, float, float]:
-    """The shares of the parts, which must be three and sum to 1."""
+def check_shares(shares: Sequence[float], given: Container[Part] = ()) -> tuple[float, float, float]:
+    """The shares of the parts, which must be three and sum to 1; parts that are given get nothing more."""
     if len(shares) != 3 or min(shares) < 0 or shares[0] <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(
             f"shares are those of train, validation and test: three numbers, the first above 0, with the sum 1; got {tuple(shares)}"
         )
-    return (shares[0], shares[1], shares[2])
+    left = [0.0 if part in given else share for part, share in zip(PARTS, shares, strict=True)]
+    return (left[0] / sum(left), left[1] / sum(left), left[2] / sum(left))
 
 
 @dataclass

@@ -30,16 +30,11 @@ def train_tokenizer(
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-    size = SIZES[method] if vocab_size is None else vocab_size
-    smallest = SIZES["bytes"] if method in ("bpe", "bytes") else len(SPECIAL) + 1
-    if size < smallest:
-        raise ValueError(f"vocab_size must be at least {smallest} for {method!r}, got {size}")
+    size = check_size(method, vocab_size)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     options: dict[str, Any] = {"vocab_size": size, "special_tokens": SPECIAL, "show_progress": False}
     match method:
         case "bytes":
-            if size != smallest:
-                raise ValueError(f"a vocabulary of bytes has {smallest} tokens, got vocab_size={size}; leave it out")
             vocabulary = {token: i for i, token in enumerate(SPECIAL + alphabet)}
             tokenizer = Tokenizer(models.BPE(vocabulary, []))
             trainer: Any = None
@@ -65,6 +60,21 @@ def train_tokenizer(
     if trainer is not None:
         tokenizer.train_from_iterator(map(without_special, texts), trainer)
     return finish(tokenizer)
+
+
+def check_size(method: str, vocab_size: int | None) -> int:
+    """The most tokens of a new tokeniser.
+
+    Raises:
+        ValueError: if it cannot have so few, or so many.
+    """
+    size = SIZES[method] if vocab_size is None else vocab_size
+    smallest = SIZES["bytes"] if method in ("bpe", "bytes") else len(SPECIAL) + 1
+    if method == "bytes" and size != smallest:
+        raise ValueError(f"a vocabulary of bytes has {smallest} tokens, got vocab_size={size}; leave it out")
+    if size < smallest:
+        raise ValueError(f"vocab_size must be at least {smallest} for {method!r}, got {size}")
+    return size
 
 
 def without_special(text: str) -> str:
