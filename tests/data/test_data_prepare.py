@@ -351,3 +351,9 @@ def test_a_tokeniser_that_cannot_be_made_is_found_before_anything_is_read(tmp_pa
     monkeypatch.setattr("linformers.data.build.Work", None)
     with pytest.raises(ValueError, match="vocab_size must be at least 6 for 'words', got 5"):
         prepare_text(tmp_path, tokenizer="words", vocab_size=5)
+
+
+def test_missing_packages_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"data needs more packages \(tokenizers, transformers\): pip install"):
+        prepare_text(tmp_path)

@@ -1,5 +1,6 @@
 """Tokenisers: trained on a sample of the text, or taken from a directory; all are transformers' fast tokenisers."""
 
+import importlib.util
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -28,6 +29,7 @@ def train_tokenizer(
     Raises:
         ValueError: for a vocabulary that is too small.
     """
+    need_packages()
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     size = check_size(method, vocab_size)
@@ -60,6 +62,13 @@ def train_tokenizer(
     if trainer is not None:
         tokenizer.train_from_iterator(map(without_special, texts), trainer)
     return finish(tokenizer)
+
+
+def need_packages() -> None:
+    """Raise an ImportError that says what to install."""
+    missing = [name for name in ("tokenizers", "transformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"data needs more packages ({', '.join(missing)}): pip install 'linformers[hf]'")
 
 
 def check_size(method: str, vocab_size: int | None) -> int:
@@ -117,6 +126,7 @@ def load_tokenizer(directory: Path) -> Any:
     Raises:
         ValueError: if there is none, or one that is not fast.
     """
+    need_packages()
     from transformers import AutoTokenizer
 
     if not directory.is_dir():
