@@ -1,7 +1,10 @@
 """What the tests of training share."""
 
 import json
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from linformers.training import Settings, train
 
@@ -51,7 +54,8 @@ class Crash(BaseException):
     """As sudden as the end of a process can be inside one."""
 
 
-def crash_at(monkeypatch, step: int) -> None:
+@contextmanager
+def crash_at(step: int):
     """Let training end in the middle of the update behind ``step``."""
     from linformers.training.trainer import RunTrainer
 
@@ -63,4 +67,7 @@ def crash_at(monkeypatch, step: int) -> None:
             raise Crash
         return loss
 
-    monkeypatch.setattr(RunTrainer, "training_step", training_step)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunTrainer, "training_step", training_step)
+        with pytest.raises(Crash):
+            yield
