@@ -12,6 +12,8 @@ from typing import Any
 
 MANIFEST = "manifest.json"
 PARTIAL = ".partial-"  # what a directory is called while it is written
+MASK = os.umask(0o022)  # can only be read by setting it
+os.umask(MASK)
 NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -36,6 +38,8 @@ def written_aside(directory: Path, **facts: Any) -> Iterator[Path]:
             str(path.relative_to(aside)): {"bytes": path.stat().st_size, "sha256": digest(path)} for path in files
         }
         write_json(aside / MANIFEST, {**facts, "files": listed})
+        for path in files:
+            path.chmod(0o666 & ~MASK)  # safetensors keeps its files to the user alone
         for path in [*files, aside]:
             sync(path)
         if directory.exists():

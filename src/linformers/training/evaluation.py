@@ -55,14 +55,18 @@ def evaluate(
         nonlocal counted
         counted += size
         if run.task == "classify":
-            np.add.at(confusion, (right.numpy(), guesses.numpy()), 1)
+            np.add.at(confusion, (right.cpu().numpy(), guesses.cpu().numpy()), 1)
+        shows.work("testing", counted, len(examples))
 
     if examples.cut:
         shows.say(
             f"note: {examples.cut} of {len(examples)} examples are longer than {run.settings.n} tokens and were cut"
         )
     shows.say(f"testing {run.weights} on the {part} part, {len(batches)} batches")
-    found = measure(model, run.task, batches, seen=seen)
+    try:
+        found = measure(model, run.task, batches, model.device, seen)
+    finally:
+        shows.stop()
     examples.set_epoch(0)
     results: dict[str, Any] = {
         "part": part,

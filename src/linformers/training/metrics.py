@@ -102,9 +102,9 @@ class Board:
     def __init__(self, directory: Path) -> None:
         self.writer: Any = None
         try:
-            from tensorboard.compat.proto.event_pb2 import Event
-            from tensorboard.compat.proto.summary_pb2 import Summary
-            from tensorboard.summary.writer.record_writer import RecordWriter
+            from tensorboard.compat.proto.event_pb2 import Event  # type: ignore[import-untyped]
+            from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
+            from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
         except ImportError:
             return
         directory.mkdir(exist_ok=True)

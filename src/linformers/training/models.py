@@ -6,6 +6,8 @@ Axes: n positions, k slots.
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from linformers.hf import (
     LinformerConfig,
     LinformerForCausalLM,
@@ -86,7 +88,8 @@ def load(directory: Path, task: str) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    return MODELS[task].from_pretrained(directory, local_files_only=True).eval()
+    model = MODELS[task].from_pretrained(directory, local_files_only=True)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
 def save(model: Any, tokenizer: Any, directory: Path) -> None:

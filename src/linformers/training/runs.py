@@ -137,7 +137,8 @@ def load_run(directory: Path | str) -> Run:
         names = {field.name for field in fields(Settings)}
         if unknown := sorted(set(found) - names):
             raise KeyError(f"unknown setting {unknown[0]}")
-        settings = Settings(**{name: tuple(v) if isinstance(v, list) else v for name, v in found.items()})
+        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
+        settings = Settings(**values)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not that of a run, or damaged ({error})") from None
     return Run(directory, settings, about)

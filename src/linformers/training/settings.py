@@ -266,7 +266,7 @@ class Settings:
     def located(self) -> "Settings":
         """The same with whole paths where files are named, so that the run can go on from another directory."""
         found = {
-            name: tuple(os.path.abspath(path) if os.path.exists(path) else path for path in value)
+            name: tuple(os.path.abspath(path) for path in value)
             for name, value in (("data", self.data), ("targets", self.targets))
             if value
         }

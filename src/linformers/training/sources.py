@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from linformers.training.progress import Progress
 from linformers.training.runs import DATA, data_directory
-from linformers.training.settings import Settings, shown
+from linformers.training.settings import Settings
 
 if TYPE_CHECKING:
-    from linformers.data import ListOps, Prepared
+    from linformers.data import Kind, ListOps, Prepared
 
 VOCABULARY = {"tiny": 4096, "small": 8192, "base": 16384}  # tokens of a new tokeniser, by preset
 KINDS = {
@@ -32,16 +32,14 @@ def prepare_data(settings: Settings, out: Path, shows: Progress, fingerprint: st
     from linformers.data import load, prepare
 
     directory = data_directory(settings, out)
-    if fingerprint is not None and directory == out / DATA and not directory.is_dir():
-        raise ValueError(f"the data of the run, {shown(settings.data or directory)}, is not there; put it back")
     if (directory / "prepared.json").is_file():
         prepared = load(directory)
     else:
-        kind = "labelled" if settings.task == "classify" else "text"
+        kind: Kind = "labelled" if settings.task == "classify" else "text"
         if settings.task == "seq2seq" and (settings.targets or settings.target_column):
             kind = "pairs"
         shows.say(f"preparing {', '.join(settings.data) if settings.data else 'the default data'} in {out / DATA}")
-        ours = settings.data is None and settings.task == "classify"
+        ours = not settings.data and settings.task == "classify"
         method = settings.tokenizer or ("words" if ours else "bpe")
         size = settings.vocab_size or (VOCABULARY[settings.preset] if method in ("bpe", "wordpiece") else None)
         prepared = prepare(

@@ -210,13 +210,15 @@ class RunTrainer(Trainer):
         self.tally = self.gather(self.tally)
         if not self.is_world_process_zero():
             return
+        optimizer: Any = self.optimizer
+        schedule: Any = self.lr_scheduler
         step = self.state.global_step
         before = [path.name for at, path in checkpoints(self.out) if at < step]
         try:
             with written_aside(self.out / f"checkpoint-{step}", step=step) as aside:
                 models.save(self.model, None, aside)
-                torch.save(self.optimizer.state_dict(), aside / "optimizer.pt")
-                torch.save(self.lr_scheduler.state_dict(), aside / "scheduler.pt")
+                torch.save(optimizer.state_dict(), aside / "optimizer.pt")
+                torch.save(schedule.state_dict(), aside / "scheduler.pt")
                 self.state.save_to_json(str(aside / "trainer_state.json"))
                 write_json(aside / TALLY, self.cost())
         except OSError as error:
