@@ -184,3 +184,15 @@ def test_raw_text_is_prepared_inside_the_run(text_file, tmp_path):
     run("clm", text_file, tmp_path / "run", max_steps=1, vocab_size=280)
     assert load_run(tmp_path / "run").prepared.directory == tmp_path / "run" / "data"
     assert len(load_run(tmp_path / "run").tokenizer) == 280
+
+
+@pytest.mark.slow
+def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch, capsys):
+    import re
+    from pathlib import Path
+
+    monkeypatch.chdir(tmp_path)
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(code, "training.md", "exec"), {})
+    assert len(capsys.readouterr().out.splitlines()) == 3
