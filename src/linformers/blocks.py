@@ -6,6 +6,8 @@ Two patterns share this file. Causal: a query of block B sees its own block up t
 the blocks before that. Both ways: it sees the blocks B - 1, B and B + 1 and all slots. The cost is O(n (k + c)).
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -44,17 +46,8 @@ def attend_blocks(
         ``(b, h, n, d)``; zeros where a query sees nothing.
     """
     if torch.compiler.is_exporting():  # a loop over the blocks would fix the length
-        return attend_blocks_with_weights(
-            q,
-            k,
-            v,
-            slot_keys,
-            slot_values,
-            block=block,
-            slots_per_block=slots_per_block,
-            keep=keep,
-            slot_keep=slot_keep,
-        )[0]
+        out, _ = _attend_all(q, k, v, slot_keys, slot_values, block, slots_per_block, keep, slot_keep, 0.0)
+        return first_places(out.flatten(2, 3), q.shape[2])
     gqa, causal = k.shape[1] != q.shape[1], slots_per_block is not None
     # Split, not sliced: the backward of n / c slices would fill n / c gradients of the whole length.
     q_blocks, k_blocks, v_blocks = (x.split(block, 2) for x in (q, k, v))
@@ -94,22 +87,76 @@ def attend_blocks_with_weights(
         The output ``(b, h, n, d)`` and the weights ``(b, h, n, k + 2 c)``, or ``(b, h, n, k + 3 c)`` both ways: first the slots,
         then the previous block, the own one, and the next one.
     """
+    out, weights = _attend_all(q, k, v, slot_keys, slot_values, block, slots_per_block, keep, slot_keep, dropout)
+    return first_places(out.flatten(2, 3), q.shape[2]), first_places(weights.flatten(2, 3), q.shape[2])
+
+
+def block_count(n: int, block: int) -> int:
+    """How many blocks ``n`` positions are cut into.
+
+    An export has one more, which is empty: a single block would be a special case, and its graph is for all lengths.
+    """
+    return (n + (2 if torch.compiler.is_exporting() else 1) * block - 1) // block
+
+
+def cut(x: Tensor, block: int) -> Tensor:
+    """``(..., n, d)`` to blocks, ``(..., m, c, d)``, with zeros behind the end."""
+    blocks = block_count(x.shape[-2], block)
+    if torch.compiler.is_exporting():  # padding by a number that depends on the length would need a guard on it
+        x = first_places(F.pad(x, (0, 0, 0, 2 * block)), blocks * block)
+    else:
+        x = F.pad(x, (0, 0, 0, blocks * block - x.shape[-2]))
+    return x.unflatten(-2, (-1, block))
+
+
+def first_places(x: Tensor, n: int) -> Tensor:
+    """The first ``n`` of the positions of ``(..., positions, d)``; an export copies them, because a slice would need a guard."""
+    if torch.compiler.is_exporting():
+        return x.index_select(-2, torch.arange(n, device=x.device))
+    return x[..., :n, :]
+
+
+def neighbours(blocks: Tensor, shifts: Sequence[int]) -> Tensor:
+    """What is around every block ``(..., m, c, d)``: for each shift the block so many before it, in a row ``(..., m, c * shifts, d)``."""
+    m = blocks.shape[-3]
+    edged = F.pad(blocks, (0, 0, 0, 0, 1, 1))
+    return torch.cat([edged[..., 1 - s : 1 - s + m, :, :] for s in shifts], -2)
+
+
+def visible(rows: int, columns: int, causal: bool, device: torch.device) -> Tensor | None:
+    """Which keys the queries of a block see, ``(rows, columns)``; the block itself is last."""
+    if not causal:
+        return None
+    return torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows)
+
+
+def or_true(keep: Tensor | None, like: Tensor) -> Tensor:
+    """``keep``, or all True for the keys ``(b, g, n, d)``: ``(b, n)``."""
+    return torch.ones(like.shape[0], like.shape[2], dtype=torch.bool, device=like.device) if keep is None else keep
+
+
+def _attend_all(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slot_keys: Tensor,
+    slot_values: Tensor,
+    block: int,
+    slots_per_block: int | None,
+    keep: Tensor | None,
+    slot_keep: Tensor | None,
+    dropout: float,
+) -> tuple[Tensor, Tensor]:
+    """The output and the weights in blocks: ``(b, h, m, c, d)`` and ``(b, h, m, c, k + 2 c)``, or ``k + 3 c``."""
     b, h, n, d = q.shape
     causal = slots_per_block is not None
-    slots, blocks = slot_keys.shape[2], -(-n // block)
+    slots, blocks = slot_keys.shape[2], block_count(n, block)
     k, v, slot_keys, slot_values = (repeat_heads(x, h) for x in (k, v, slot_keys, slot_values))
-    pad = blocks * block - n
-    local_keep = F.pad(or_true(keep, k), (0, pad))
     shifts = (1, 0) if causal else (1, 0, -1)
-
-    def neighbours(x: Tensor) -> Tensor:  # (b, ..., n, d) -> (b, ..., m, 2 c or 3 c, d)
-        cut = x.unflatten(-2, (blocks, block))
-        edged = F.pad(cut, (0, 0, 0, 0, 1, 1))
-        return torch.cat([edged[..., 1 - s : 1 - s + blocks, :, :] for s in shifts], -2)
-
-    queries = F.pad(q, (0, 0, 0, pad)).unflatten(2, (blocks, block))  # (b, h, m, c, d)
-    near_k, near_v = (neighbours(F.pad(x, (0, 0, 0, pad))) for x in (k, v))
-    near_keep = neighbours(local_keep[..., None].to(q.dtype)).squeeze(-1) > 0  # (b, m, 2 c or 3 c)
+    queries = cut(q, block)  # (b, h, m, c, d)
+    near_k, near_v = (neighbours(cut(x, block), shifts) for x in (k, v))  # (b, h, m, 2 c or 3 c, d)
+    real = cut(or_true(keep, k)[..., None].to(q.dtype), block)
+    near_keep = neighbours(real, shifts).squeeze(-1) > 0  # (b, m, 2 c or 3 c)
     place = torch.arange(near_k.shape[3], device=q.device)
     in_time = place <= block + torch.arange(block, device=q.device)[:, None]  # (c, 2 c or 3 c)
     near_mask = near_keep[:, None, :, None] & (in_time if causal else torch.ones_like(in_time))
@@ -126,16 +173,4 @@ def attend_blocks_with_weights(
     if dropout:
         weights = F.dropout(weights, dropout)
     out = weights[..., :slots] @ slot_values[:, :, None] + weights[..., slots:] @ near_v
-    return out.flatten(2, 3)[:, :, :n], weights.flatten(2, 3)[:, :, :n]
-
-
-def visible(rows: int, columns: int, causal: bool, device: torch.device) -> Tensor | None:
-    """Which keys the queries of a block see, ``(rows, columns)``; the block itself is last."""
-    if not causal:
-        return None
-    return torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows)
-
-
-def or_true(keep: Tensor | None, like: Tensor) -> Tensor:
-    """``keep``, or all True for the keys ``(b, g, n, d)``: ``(b, n)``."""
-    return torch.ones(like.shape[0], like.shape[2], dtype=torch.bool, device=like.device) if keep is None else keep
+    return out, weights

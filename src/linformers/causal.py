@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from linformers.blocks import cut
 from linformers.functional import attend, attend_with_weights
 from linformers.projections import KEY, VALUE, Projection, Slots
 
@@ -92,7 +93,11 @@ def compress_finished(
     Takes and returns what :func:`compress_blocks` does, for any length.
     """
     c, n = projection.max_len, keys.shape[2]
-    finished = n // c * c if torch.compiler.is_exporting() else max(0, -(-n // c) - 2) * c
+    if torch.compiler.is_exporting() and slots != 0:  # all blocks: how many are finished depends on the length
+        keys, values = (cut(x, c).flatten(-3, -2) for x in (keys, values))
+        kept = None if keep is None else cut(keep[..., None].to(keys.dtype), c).flatten(1) > 0
+        return compress_blocks(keys, values, projection, slots, kept)
+    finished = max(0, -(-n // c) - 2) * c
     if slots == 0 or finished == 0:
         return keys[:, :, :0], values[:, :, :0], None
     kept = None if keep is None else keep[:, :finished]

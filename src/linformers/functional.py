@@ -235,8 +235,9 @@ def align_left(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     if not torch.compiler.is_compiling() and not first.any():
         return x, mask, None
     places = torch.arange(mask.shape[1], device=mask.device)
-    index = (places + first[:, None]) % mask.shape[1]
-    return take(x, index), take(mask, index), (places - first[:, None]) % mask.shape[1]
+    length = torch.ones_like(mask, dtype=torch.long).sum(1, keepdim=True)  # a tensor: ONNX divides by no other
+    index = (places + first[:, None]) % length
+    return take(x, index), take(mask, index), (places - first[:, None]) % length
 
 
 def take(x: Tensor, index: Tensor, axis: int = 1) -> Tensor:

@@ -4,10 +4,9 @@ Axes: b batch, h heads, n positions, m blocks, c positions of a block, k slots, 
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from linformers.blocks import attend_blocks, attend_blocks_with_weights
+from linformers.blocks import attend_blocks, attend_blocks_with_weights, cut, first_places, neighbours, or_true
 from linformers.functional import attend, attend_with_weights, blank, insert_slots
 from linformers.projections import KEY, VALUE, Projection
 from linformers.shorten import split_heads
@@ -95,21 +94,17 @@ def attend_near(
     """
     b, _, n, _ = q.shape
     c = max(1, reach)
-    blocks = -(-n // c)
-    pad = blocks * c - n
+    around = (1, 0, -1)  # the block before, the own one and the one after
 
     def fold(x: Tensor) -> Tensor:  # (b, h, m, places, d) -> (b m, h, places, d)
         return x.transpose(1, 2).flatten(0, 1)
 
-    def windows(x: Tensor) -> Tensor:  # the block before, the own one and the one after
-        return F.pad(x, (0, 0, c, c + pad)).unfold(2, 3 * c, c).transpose(-1, -2)
-
-    queries = fold(F.pad(q, (0, 0, 0, pad)).unflatten(2, (blocks, c)))
     if keep is not None:
         k, v = blank(k, keep[:, None]), blank(v, keep[:, None])
-    real = F.pad(torch.ones(b, n, dtype=torch.bool, device=q.device) if keep is None else keep, (c, c + pad))
+    real = neighbours(cut(or_true(keep, k)[..., None].to(q.dtype), c), around).squeeze(-1) > 0  # (b, m, 3 c)
     place = torch.arange(3 * c, device=q.device) - c
     near = (place - torch.arange(c, device=q.device)[:, None]).abs() <= reach  # (c, 3 c)
-    mask = real.unfold(1, 3 * c, c).flatten(0, 1)[:, None, None] & near  # (b m, 1, c, 3 c)
-    out = attend(queries, fold(windows(k)), fold(windows(v)), mask, dropout)  # (b m, h, c, d)
-    return out.unflatten(0, (b, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :n]
+    mask = real.flatten(0, 1)[:, None, None] & near  # (b m, 1, c, 3 c)
+    keys, values = (fold(neighbours(cut(x, c), around)) for x in (k, v))
+    out = attend(fold(cut(q, c)), keys, values, mask, dropout)  # (b m, h, c, d)
+    return first_places(out.unflatten(0, (b, -1)).transpose(1, 2).flatten(2, 3), n)
