@@ -15,6 +15,7 @@ from linformers.cli.classify import classify
 from linformers.cli.compare import compare
 from linformers.cli.config import Options
 from linformers.cli.evaluate import evaluate
+from linformers.cli.export import export
 from linformers.cli.fill_mask import fill_mask
 from linformers.cli.generate import generate
 from linformers.cli.heads import heads
@@ -32,6 +33,7 @@ app = App(
 )
 app.command(bench)
 app.command(linearize)
+app.command(export)
 app.command(prepare)
 app.command(train)
 app.command(evaluate)

@@ -1,0 +1,35 @@
+import pytest
+import transformers
+from encoder_cases import NAMES, N, make, make_config
+
+from linformers.export import export, load
+from linformers.linearize import linearize
+
+QUICK = ("bert",)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in NAMES]
+)
+def test_a_saved_linearised_model_exports(tmp_path, name):
+    model = make(name, head=name != "bert")
+    window = 3 if name in ("bert", "modernbert") else 0
+    linearize(model, k=5, max_len=N, method="learnable", local_window=window)
+    model.save_pretrained(tmp_path / "model")
+    result = export(load(tmp_path / "model"), tmp_path / "model.onnx")
+    assert max(check.error for check in result.checks) < 1e-3
+    assert result.max_len == (None if name == "vit" else N)
+
+
+@pytest.mark.slow
+def test_a_linearised_image_model_as_a_program(tmp_path):
+    model = make("vit")
+    linearize(model, k=5, max_len=N)
+    assert export(model, tmp_path / "model.pt2", format="torch-export").inputs == ["pixel_values"]
+
+
+def test_a_stock_model_is_refused(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"cannot export BertModel; it takes the models of linformers\.hf and those made"
+    ):
+        export(transformers.BertModel(make_config("bert")), tmp_path / "model.onnx")
