@@ -16,6 +16,7 @@ correlation between all pairwise similarities of the pieces of 256 tokens.
 
 import argparse
 import copy
+import itertools
 import json
 import os
 import pydoc_data.topics
@@ -106,17 +107,21 @@ def as_batch(rows: list[list[int]]) -> dict[str, Tensor]:
 
 
 def training_batches(texts: dict[str, list[str]], tokenizer: Any, steps: int, size: int) -> list[dict[str, Tensor]]:
-    """What is trained on: every fourth batch is of a shorter length, with as many tokens."""
-    documents = [doc for text in texts.values() for doc in part_of(text, "train")]
+    """What is trained on: rows of the sources in turn; every fourth batch is of a shorter length, with as many tokens."""
 
-    def rows(n: int) -> Iterator[list[list[int]]]:
-        found, count = pieces(documents, tokenizer, n), size * LENGTH // n
+    def rows(documents: list[str], n: int) -> Iterator[list[int]]:
+        while True:  # a few documents at a time: no more is cut than is needed
+            for i in range(0, len(documents), 16):
+                yield from pieces(documents[i : i + 16], tokenizer, n)
+
+    def batches(n: int) -> Iterator[dict[str, Tensor]]:
+        streams = itertools.cycle([rows(part_of(text, "train"), n) for text in texts.values()])
         while True:
-            yield from (found[i : i + count] for i in range(0, len(found) - count + 1, count))
+            yield as_batch([next(stream) for stream in itertools.islice(streams, size * LENGTH // n)])
 
-    streams = {n: rows(n) for n in (LENGTH, *SHORT)}
+    of_length = {n: batches(n) for n in (LENGTH, *SHORT)}
     lengths = (LENGTH, LENGTH, LENGTH, SHORT[0], LENGTH, LENGTH, LENGTH, SHORT[1])
-    return [as_batch(next(streams[lengths[i % len(lengths)]])) for i in range(steps)]
+    return [next(of_length[lengths[i % len(lengths)]]) for i in range(steps)]
 
 
 def held_out(texts: dict[str, list[str]], tokenizer: Any, part: str, count: int) -> dict[str, dict[int, list[Any]]]:
