@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linformers.layer import Layer, Trace
+from linformers.layers import Attention
 from linformers.projections import KEY, Projection
 from linformers.stack import Linformer
 
@@ -87,10 +88,11 @@ class Visualizer:
 
         figures = {}
         for name, layers in self.weights(*inputs, **options).items():
-            heads = layers[0].shape[1]
-            figure = Figure(figsize=(2.2 * (heads + 1), 2.4 * len(layers) + 0.6), layout="constrained")
-            axes = figure.subplots(len(layers), heads + 1, squeeze=False)
-            figure.suptitle(f"{name}: attention weights, and what each slot gathers")
+            heads, slots = layers[0].shape[1], self._attention(name, 0).kind == "linformer"
+            columns = heads + slots
+            figure = Figure(figsize=(max(2.2 * columns, 5), 2.4 * len(layers) + 0.6), layout="constrained")
+            axes = figure.subplots(len(layers), columns, squeeze=False)
+            figure.suptitle(f"{name}: attention weights" + (", and what each slot gathers" if slots else ""))
             for i, weights in enumerate(layers):
                 for j in range(heads):
                     picture = weights[sample, j, :max_positions].float().cpu().numpy()
@@ -98,9 +100,10 @@ class Visualizer:
                     if i == 0:
                         axes[i, j].set_title(f"head {j + 1}")
                     if i == len(layers) - 1:
-                        axes[i, j].set_xlabel("slot")
+                        axes[i, j].set_xlabel("slot" if slots else "key")
                 axes[i, 0].set_ylabel(f"layer {i + 1}\nposition")
-                self._draw_slots(axes[i, heads], name, i, min(max_positions, weights.shape[2]))
+                if slots:
+                    self._draw_slots(axes[i, heads], name, i, min(max_positions, weights.shape[2]))
             figures[name] = figure
         return figures
 
@@ -127,14 +130,17 @@ class Visualizer:
             figure.set_canvas(manager.canvas)
         plt.show()
 
+    def _attention(self, name: str, index: int) -> Attention:
+        """The attention whose weights have this name, in this layer."""
+        layer = cast(Layer, self.stacks[name.removesuffix(" (cross)")].layers[index])
+        return cast(Attention, layer.cross if name.endswith(" (cross)") else layer.attention)
+
     def _draw_slots(self, axis: Any, name: str, index: int, positions: int) -> None:
-        stack = self.stacks[name.removesuffix(" (cross)")]
-        layer, cross = cast(Layer, stack.layers[index]), name.endswith(" (cross)")
-        attention = layer.cross if cross else layer.attention
-        projection = None if attention is None else attention.projection
+        stack, attention = self.stacks[name.removesuffix(" (cross)")], self._attention(name, index)
+        projection = attention.projection
         if projection is None:
-            projection = stack.context_projection if cross else stack.projection
-        if projection is None or attention is None:
+            projection = stack.context_projection if name.endswith(" (cross)") else stack.projection
+        if projection is None:
             axis.set_axis_off()
             return
         picture = gathered(projection, min(positions, projection.max_len), attention.slots).cpu().numpy()

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 INK = "#222222"
 COLOURS = ("#1b82c4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6bb1")
 MARKERS = "osD^vPX"
+MOST_POINTS = 40
 REFERENCES = ("--", ":", "-.")
 
 Metrics = Sequence[Mapping[str, Any]]
@@ -47,7 +48,7 @@ def style() -> Iterator[None]:
     import matplotlib
     from cycler import cycler
 
-    options = {
+    options: dict[Any, Any] = {
         "font.size": 9,
         "axes.titlesize": 10,
         "axes.titleweight": "bold",
@@ -150,6 +151,8 @@ def draw_lines(
             look = {"color": COLOURS[index], "linestyle": "-", "marker": MARKERS[index]}
             colours += 1
         points = mean_points(line.seeds, key, against=against)
+        if not points:
+            continue
         steps, means = [p.x for p in points], [p.mean for p in points]
         axis.plot(steps, means, label=line.label, markevery=max(1, len(points) // 10), **look)
         if any(p.spread for p in points):
@@ -157,6 +160,7 @@ def draw_lines(
             low = [max(p.mean - p.spread, lowest) for p in points]
             axis.fill_between(steps, low, [p.mean + p.spread for p in points], color=look["color"], alpha=0.15, lw=0)
         if show_training and (training := mean_points(line.seeds, key, "train", against)):
+            training = thinned(training, MOST_POINTS)  # every line is about a few batches only
             own = [p.x for p in training], [p.mean for p in training]
             axis.plot(
                 *own,
@@ -184,6 +188,13 @@ def mean_points(seeds: Sequence[Metrics], key: str, part: str = "validation", ag
     return points
 
 
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
+    """At most so many points: the means of neighbours."""
+    size = -(-len(points) // most)
+    groups = [points[i : i + size] for i in range(0, len(points), size)]
+    return [Point(fmean(p.x for p in group), fmean(p.mean for p in group), 0.0) for group in groups]
+
+
 def has_numbers(entry: Mapping[str, Any], part: str, *keys: str) -> bool:
     """Whether a line of the metrics is about this part, and has these numbers."""
     return entry.get("part") == part and all(is_number(entry.get(key)) for key in keys)
@@ -194,7 +205,7 @@ def has(lines: Sequence[Line], key: str) -> bool:
     return any(mean_points(line.seeds, key) for line in lines)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether a saved value is a finite number."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 

@@ -33,7 +33,7 @@ def inputs(model: Any, tokenizer: Any, text: str, longest: int) -> dict[str, Ten
     return batch
 
 
-def draw(model: Any, batch: dict[str, Tensor]) -> "dict[str, Figure]":
+def draw(model: Any, batch: dict[str, Any]) -> "dict[str, Figure]":
     """A figure for each stack, by a short name.
 
     Raises:
@@ -42,11 +42,13 @@ def draw(model: Any, batch: dict[str, Tensor]) -> "dict[str, Figure]":
     if model.config.attention == "none":
         raise ValueError("this model has no attention (attention='none'), so there are no heads to look at")
     with figures.style():
-        found = Visualizer(model).figures(**batch)
-        for figure in found.values():
+        found = {short(name): figure for name, figure in Visualizer(model).figures(**batch).items()}
+        for name, figure in found.items():
+            text = figure.get_suptitle().partition(": ")[2]
+            figure.suptitle(text if len(found) == 1 else f"{name}: {text}")
             for axis in figure.axes:
                 axis.grid(False)
-    return {short(name): figure for name, figure in found.items()}
+    return found
 
 
 def short(name: str) -> str:

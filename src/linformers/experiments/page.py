@@ -30,12 +30,15 @@ a { color: var(--mark); } code, pre, td.text { font-family: ui-monospace, Consol
 table { border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.3rem 0.7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } thead th { border-bottom: 2px solid var(--line); }
-td.text { text-align: left; white-space: pre-wrap; min-width: 16rem; }
+th.text, td.text { text-align: left; } td.text { vertical-align: top; white-space: pre-wrap; min-width: 16rem; }
 .numbers { display: flex; flex-wrap: wrap; gap: 0.75rem; margin: 1rem 0; padding: 0; list-style: none; }
 .numbers li { background: var(--panel); border-radius: 0.5rem; padding: 0.5rem 0.9rem; }
 .numbers b { display: block; font-size: 1.25rem; } .numbers span { color: var(--soft); font-size: 0.85rem; }
 figure { margin: 1rem 0; } figure svg { display: block; width: 100%; min-width: 34rem; height: auto; }
 details { margin: 0.75rem 0; background: var(--panel); border-radius: 0.5rem; padding: 0.5rem 0.9rem; } summary { cursor: pointer; }
+dl { columns: 15rem; column-gap: 2rem; font-size: 0.9rem; margin: 0.5rem 0; }
+dl div { display: flex; justify-content: space-between; gap: 1rem; border-bottom: 1px solid var(--line); break-inside: avoid; }
+dt { color: var(--soft); } dd { margin: 0; text-align: right; overflow-wrap: anywhere; }
 pre { background: var(--panel); border-radius: 0.5rem; padding: 0.6rem 0.9rem; white-space: pre-wrap; margin: 0.5rem 0; }
 @media (max-width: 40rem) { body { padding: 0.75rem; } th, td { padding: 0.25rem 0.45rem; } }
 """
@@ -86,8 +89,8 @@ def contents(entries: Sequence[tuple[str, str]]) -> str:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[int] = ()) -> str:
     """A table that can be moved sideways where the screen is small; columns in ``texts`` hold running text."""
-    top = "".join(f"<th>{escape(head)}</th>" for head in heads)
     kinds = [' class="text"' if i in texts else "" for i in range(len(heads))]
+    top = "".join(f"<th{kind}>{escape(head)}</th>" for kind, head in zip(kinds, heads, strict=True))
     body = "".join(
         f"<tr>{''.join(f'<td{kind}>{escape(cell)}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>"
         for row in rows
@@ -113,9 +116,10 @@ def folded(summary: str, inside: str) -> str:
 
 
 def settings(values: Mapping[str, Any]) -> str:
-    """Names and values, folded away."""
+    """Names and values in as many columns as there is room for, folded away."""
     rows = [(name.replace("_", " "), shown(value)) for name, value in values.items() if value is not None]
-    return folded(f"configuration ({len(rows)} settings)", table(("setting", "value"), rows))
+    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in rows)
+    return folded(f"configuration ({len(rows)} settings)", f"<dl>{items}</dl>")
 
 
 def shown(value: Any) -> str:

@@ -59,6 +59,9 @@ def draw_json(path: Path, out: Path | None) -> Path:
         raise ValueError(f"{path} is not a result of `linformers bench` or `linformers spectrum`")
     target.parent.mkdir(parents=True, exist_ok=True)
     cells = result["cells"]
-    x = next((key for key in ("n", "position") if cells and key in cells[0]), "n")
-    report.plot(path, target, x)
+    x, y = (
+        next((key for key in names if any(key in cell for cell in cells)), names[0])
+        for names in (("n", "position"), ("seconds", "peak"))
+    )
+    report.plot(path, target, x, y=y)
     return target

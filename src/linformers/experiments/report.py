@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from linformers.experiments import figures
+
 Cell = dict[str, Any]
 
 
@@ -69,28 +71,24 @@ def show_machine(result: dict[str, Any], console: Console) -> None:
 
 def plot(source: Path, target: Path, x: str = "n", panel: str = "pass", y: str = "seconds") -> None:
     """Draw a result from its JSON: a line for each contender, a panel for each kind of pass, both axes logarithmic."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     result = json.loads(source.read_text())
     cells = [cell for cell in result["cells"] if cell.get(y) is not None]
     panels = list(dict.fromkeys(cell[panel] for cell in cells))
-    figure, axes = pyplot.subplots(1, max(1, len(panels)), figsize=(6 * max(1, len(panels)), 4.5), squeeze=False)
-    for axis, name in zip(axes[0], panels, strict=False):
-        lines: dict[str, list[tuple[float, float]]] = {}
-        for cell in cells:
-            if cell[panel] == name:
-                label = cell["contender"] + (f", k={cell['k']}" if cell.get("label_k") else "")
-                lines.setdefault(label, []).append((cell[x], cell[y]))
-        for label, points in lines.items():
-            points.sort()
-            axis.plot(*zip(*points, strict=True), marker="o", label=label)
-        axis.set(xscale="log", yscale="log", xlabel=x, ylabel=y, title=str(name))
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize="small")
-    figure.suptitle(f"{result['benchmark']}: {result['machine']['cpu']}, {result['date'][:10]}", fontsize="medium")
-    figure.tight_layout()
-    figure.savefig(target, dpi=120)
-    pyplot.close(figure)
+    with figures.style():
+        figure = Figure(figsize=(6 * max(1, len(panels)), 4.5), layout="constrained")
+        axes = figure.subplots(1, max(1, len(panels)), squeeze=False)
+        for axis, name in zip(axes[0], panels, strict=False):
+            lines: dict[str, list[tuple[float, float]]] = {}
+            for cell in cells:
+                if cell[panel] == name:
+                    label = cell["contender"] + (f", k={cell['k']}" if cell.get("label_k") else "")
+                    lines.setdefault(label, []).append((cell[x], cell[y]))
+            for label, points in lines.items():
+                points.sort()
+                axis.plot(*zip(*points, strict=True), marker="o", label=label)
+            axis.set(xscale="log", yscale="log", xlabel=x, ylabel=y, title=str(name))
+            axis.legend()
+        figure.suptitle(f"{result['benchmark']}: {result['machine']['cpu']}, {result['date'][:10]}")
+    figures.save(figure, target)

@@ -75,7 +75,7 @@ def load_saved(directory: Path) -> tuple[Any, Any]:
     try:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
         own = config.model_type.startswith("linformer")
-        kind = transformers.AutoModel
+        kind: Any = transformers.AutoModel
         if own and config.is_encoder_decoder:
             kind = transformers.AutoModelForSeq2SeqLM
         options: dict[str, Any] = {} if own else {"attn_implementation": "eager"}

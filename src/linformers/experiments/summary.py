@@ -1,25 +1,41 @@
 """One page about runs and comparisons: configuration, curves, tables, samples, heads and spectrum."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from linformers.experiments import comparison, figures, page
 from linformers.experiments.figures import Line, is_number
 from linformers.experiments.runs import SavedRun, is_comparison, read_json, read_run
 
+
+class Number(NamedTuple):
+    """A number of the results, and how it is shown."""
+
+    key: str
+    name: str
+    form: str
+    scale: float = 1
+    unit: str = ""
+
+    def of(self, values: Mapping[str, Any]) -> str:
+        """It as text; nothing if it is not there."""
+        value = values.get(self.key)
+        return self.form.format(self.scale * value) + self.unit if is_number(value) else ""
+
+
 SCORES = (
-    ("loss", "loss", "{:.3f}", 1, ""),
-    ("perplexity", "perplexity", "{:,.2f}", 1, ""),
-    ("accuracy", "accuracy", "{:.1f}", 100, " %"),
+    Number("loss", "loss", "{:.3f}"),
+    Number("perplexity", "perplexity", "{:,.2f}"),
+    Number("accuracy", "accuracy", "{:.1f}", 100, " %"),
 )
 COSTS = (
-    ("parameters", "parameters", "{:,.0f}", 1, ""),
-    ("tokens_per_second", "tokens/s", "{:,.0f}", 1, ""),
-    ("peak_memory_mb", "peak memory", "{:,.0f}", 1, " MB"),
-    ("seconds", "training", "{:,.0f}", 1, " s"),
-)  # fmt: skip
+    Number("parameters", "parameters", "{:,.0f}"),
+    Number("tokens_per_second", "tokens/s", "{:,.0f}"),
+    Number("peak_memory_mb", "peak memory", "{:,.0f}", 1, " MB"),
+    Number("seconds", "training", "{:,.0f}", 1, " s"),
+)
 WHAT = ("task", "attention", "n", "k", "sharing", "method")
 LONGEST_SAMPLE = 600
 LOOK = {"length": 256, "samples": 4}  # the spectrum, where nobody has measured it before
@@ -55,14 +71,14 @@ def build(directories: Sequence[Path], *, models: bool = True) -> str:
 
 def together(runs: Sequence[SavedRun], names: Sequence[str]) -> list[str]:
     """Several runs beside each other."""
-    heads = ["run", *WHAT, *(name for _, name, *_ in (*SCORES, *COSTS))]
+    heads = ["run", *WHAT, *(number.name for number in (*SCORES, *COSTS))]
     rows = []
     for name, run in zip(names, runs, strict=False):
         facts = [page.shown(run.settings[key]) if run.settings.get(key) is not None else "" for key in WHAT]
-        rows.append([name, *facts, *(number(run.results, *spec) for spec in (*SCORES, *COSTS))])
+        rows.append([name, *facts, *(number.of(run.results) for number in (*SCORES, *COSTS))])
     if baseline := runs[0].baseline:
         blank = [""] * len(WHAT)
-        rows.append(["frequencies alone", *blank, *(number(baseline, *spec) for spec in SCORES), *[""] * len(COSTS)])
+        rows.append(["frequencies alone", *blank, *(number.of(baseline) for number in SCORES), *[""] * len(COSTS)])
     lines = [Line(name, [run.metrics]) for name, run in zip(names, runs, strict=False)]
     figure = figures.learning(lines, "", baseline=runs[0].baseline)
     return [
@@ -74,7 +90,7 @@ def together(runs: Sequence[SavedRun], names: Sequence[str]) -> list[str]:
 
 def about_run(run: SavedRun, name: str, anchor: str, models: bool) -> list[str]:
     """All about one run."""
-    found = [(what, text) for key, what, *form in (*SCORES, *COSTS) if (text := number(run.results, key, what, *form))]
+    found = [(number.name, text) for number in (*SCORES, *COSTS) if (text := number.of(run.results))]
     parts = [page.numbers(found)]
     if run.results:
         parts.append(page.paragraph(verdict(run), soft=True))
@@ -194,12 +210,6 @@ CAPTIONS = {
     "method": "Held-out scores against updates for the methods of projection.",
     "n": "Held-out scores against updates for several lengths n with the same k and as many tokens in an update.",
 }
-
-
-def number(values: dict[str, Any], key: str, _: str, form: str, scale: float, unit: str) -> str:
-    """A number of a file as text; nothing if it is not there."""
-    value = values.get(key)
-    return form.format(scale * value) + unit if is_number(value) else ""
 
 
 def shortened(text: str) -> str:

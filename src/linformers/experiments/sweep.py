@@ -91,9 +91,10 @@ def complete(base: Settings) -> Settings:
     Raises:
         ValueError: if it is not Linformer attention, or says a seed.
     """
-    if base.attention not in (None, "linformer"):
-        raise ValueError(f"the base of a comparison is Linformer attention; name {base.attention!r} in --contenders")
-    if base.seed is not None:
+    given = base.given()
+    if (attention := given.get("attention", "linformer")) != "linformer":
+        raise ValueError(f"the base of a comparison is Linformer attention; name {attention!r} in --contenders")
+    if "seed" in given:
         raise ValueError("a comparison runs the seeds 0, 1, ...; say with --seeds how many")
     return base.filled()
 
