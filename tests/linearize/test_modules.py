@@ -5,11 +5,14 @@ import subprocess
 import sys
 
 import pytest
+import reference_blocks
 import torch
 from torch import nn
 
 from linformers import LinearMultiheadAttention
 from linformers.linearize import linearize
+from linformers.linearize.modules import heads_of
+from linformers.linearize.projection import token_means
 
 N = 12
 
@@ -36,6 +39,55 @@ def test_an_encoder_at_k_equal_to_n(batch_first, method):
         if not batch_first:
             got, expected = got.transpose(0, 1), expected.transpose(0, 1)
         torch.testing.assert_close(got[real], expected[real])
+
+
+@pytest.mark.parametrize("lengths", [None, (11, 7, 5)], ids=["whole", "padded"])
+def test_exact_neighbours_equal_the_reference(lengths):
+    model = nn.ModuleList([nn.MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64)])
+    original = copy.deepcopy(model[0])
+    assert "3 exact neighbours" in str(linearize(model, k=4, max_len=13, local_window=3))
+    x = torch.randn(3, 11, 6, dtype=torch.float64, requires_grad=True)
+    keep = None if lengths is None else torch.arange(11) < torch.tensor(lengths)[:, None]
+    q, k, v = heads_of(original, (x, x, x))
+    keys, values = (token_means(t, keep, 4) for t in (k, v))
+    expected, weights = reference_blocks.attend_blocks(
+        q, k, v, keys.content, values.content, block=3, slots_per_block=None, keep=keep, slot_keep=keys.keep
+    )
+    expected = original.out_proj(expected.transpose(1, 2).flatten(2))
+    real = torch.ones(3, 11, dtype=torch.bool) if keep is None else keep
+    mask = None if keep is None else ~keep
+    out, found = model[0](x, x, x, key_padding_mask=mask, average_attn_weights=False)
+    torch.testing.assert_close(out[real], expected[real])
+    torch.testing.assert_close(found.transpose(1, 2)[real], weights.transpose(1, 2)[real])
+    out, _ = model[0](x, x, x, key_padding_mask=mask, need_weights=False)
+    torch.testing.assert_close(out[real], expected[real])
+    if lengths is not None:
+        out[real].sum().backward()
+        assert not x.grad[~real].any()
+        trimmed, _ = model[0](x[1:2, :7], x[1:2, :7], x[1:2, :7])
+        torch.testing.assert_close(trimmed[0], out[1, :7])
+    with pytest.raises(
+        ValueError, match="exact neighbours are for self-attention, but there are 5 queries and 11 keys"
+    ):
+        model[0](x[:, :5], x, x)
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor is True:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_exact_neighbours_in_an_encoder_at_k_equal_to_n():
+    model = encoder()
+    original = copy.deepcopy(model)
+    linearize(model, k=N, max_len=N, local_window=2)
+    x, padding = torch.randn(3, 9, 16, dtype=torch.float64), torch.arange(9) >= torch.tensor([[9], [4], [7]])
+    got, expected = (m(x, src_key_padding_mask=padding) for m in (model, original))
+    torch.testing.assert_close(got[~padding], expected[~padding])
+
+
+def test_a_whole_transformer_with_exact_neighbours():
+    model = nn.Transformer(16, 2, 1, 1, 19, batch_first=True, dtype=torch.float64).eval()
+    report = linearize(model, k=4, max_len=16, causal="block", block_size=4, cross="linear", local_window=2)
+    assert ["exact neighbours" in each.how for each in report.replaced] == [True, False, False]
+    assert model(torch.randn(2, 15, 16).double(), torch.randn(2, 9, 16).double()).isfinite().all()
 
 
 def test_a_whole_transformer_at_k_equal_to_n():
@@ -164,7 +216,11 @@ class OwnAttention(nn.MultiheadAttention):
         (encoder(), {"k": "spectrum"}, "k='spectrum' with fit_steps=0 needs inputs of the model"),
         (encoder(), {"k": 4, "method": "max"}, "method must be one of 'mean', 'learnable'; got 'max'"),
         (encoder(), {"k": 4, "fit_steps": 3, "calibration": [0]}, "fit_steps=3, but method='mean' has nothing to fit"),
-        (encoder(), {"k": 4, "local_window": 2}, "local_window=2 is for Hugging Face encoders"),
+        (
+            nn.ModuleList([nn.MultiheadAttention(4, 2, add_zero_attn=True)]),
+            {"k": 4, "local_window": 2},
+            "local_window=2 does not go with add_bias_kv and add_zero_attn",
+        ),
         (encoder(), {"k": 4, "local_window": -2}, "must not be negative, got -2 and 0"),
         (encoder(), {"k": 4, "causal": "yes"}, "causal must be one of 'leave', 'block', 'absent'; got 'yes'"),
         (encoder(), {"k": 4, "max_len": 0}, "max_len must be at least 1, got 0"),

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from linformers.attention import LinearMultiheadAttention
 from linformers.causal import block_sizes
+from linformers.functional import blank
 from linformers.linearize.calibrate import Batch, Sample, run
-from linformers.projections import Projection
+from linformers.linearize.core import attend_slots
+from linformers.projections import Projection, check_length
 
 CROSS_NAMES = ("multihead_attn", "cross_attn", "cross_attention", "encoder_attn", "enc_attn")
 
@@ -24,6 +26,43 @@ class Site(NamedTuple):
     module: nn.MultiheadAttention
     role: str  # "self", "causal" or "cross"
     why: str  # if not empty, it has to be left alone
+
+
+class NearbyAttention(LinearMultiheadAttention):
+    """Self-attention to slots, and exactly to the own and the neighbouring blocks of ``local_window`` positions.
+
+    Its weights, when asked for, are those of the slots, then of the three blocks: ``(b, n, k + 3 c)``.
+    """
+
+    local_window = 0
+
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, need_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        if query.shape[1] != key.shape[1]:
+            raise ValueError(
+                f"exact neighbours are for self-attention, but there are {query.shape[1]} queries and {key.shape[1]} keys"
+            )
+        check_length(key.shape[1], self.seq_len)
+        q, k, v = (
+            to(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for to, x in zip(self._channel_maps(), (query, blank(key, keep), blank(value, keep)), strict=True)
+        )
+        dropout = self.dropout if self.training else 0.0
+        out, weights = attend_slots(
+            q,
+            k,
+            v,
+            self.projection,
+            keep=keep,
+            local_window=self.local_window,
+            dropout=dropout,
+            need_weights=need_weights,
+        )
+        return self.out_proj(out.transpose(1, 2).flatten(2)), weights
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, local_window={self.local_window}"
 
 
 def find_sites(model: nn.Module) -> list[Site]:
@@ -76,15 +115,24 @@ def converted(
     make: Callable[[int, int], Projection],
     causal: bool,
     block_size: int | None,
+    local_window: int = 0,
 ) -> LinearMultiheadAttention:
     """A :class:`LinearMultiheadAttention` with the very parameters of ``old``, so that optimisers and ties stay valid.
 
     Args:
         make: builds the projection for so many positions and slots.
+        local_window: also see the exact keys of the own and the neighbouring blocks of this many positions.
+
+    Raises:
+        ValueError: for exact neighbours beside ``add_bias_kv`` or ``add_zero_attn``.
     """
+    if local_window and (old.bias_k is not None or old.add_zero_attn):
+        raise ValueError(
+            f"local_window={local_window} does not go with add_bias_kv and add_zero_attn; leave that attention out with layers=..."
+        )
     positions, slots = block_sizes(max_len, k, block_size) if causal else (max_len, k)
     with torch.device("meta"):  # its own parameters are replaced at once
-        new = LinearMultiheadAttention(
+        new = (NearbyAttention if local_window else LinearMultiheadAttention)(
             old.embed_dim,
             old.num_heads,
             old.dropout,
@@ -100,6 +148,8 @@ def converted(
             causal=causal,
             block_size=positions if causal else None,
         )
+    if isinstance(new, NearbyAttention):
+        new.local_window = local_window
     new.projection = make(positions, slots)
     for name, _ in [*new.named_parameters(recurse=False)]:
         setattr(new, name, getattr(old, name))

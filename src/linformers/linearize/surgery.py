@@ -89,7 +89,8 @@ def linearize(
         max_len: the longest input.
         method: ``"mean"``, means of real tokens with nothing to train; or ``"learnable"``, the same with a correction to be trained.
         sharing: of a learnable projection: ``"none"``, each head has its own; ``"headwise"``; or ``"kv"``, one for keys and values.
-        local_window: also see the exact keys of the own and the neighbouring blocks of this many positions (Hugging Face models).
+        local_window: also see the exact keys of the own and the neighbouring blocks of this many positions; for self-attention that is
+            not causal.
         causal: the self-attention of decoders: ``"leave"`` it, make it ``"block"``-causal, or replace it both ways because the model's
             decoder is not causal (``"absent"``; DETR's is not).
         cross: ``"leave"`` cross-attention, or make it ``"linear"`` too.
@@ -137,11 +138,6 @@ def linearize(
         raise ValueError(f"nothing to replace in {type(model).__name__}:\n{report}")
     if not isinstance(k, int | str) and len(k) != len(wanted):
         raise ValueError(f"k lists {len(k)} sizes for {len(wanted)} attentions: {', '.join(wanted)}")
-    if local_window and sites:
-        raise ValueError(
-            f"local_window={local_window} is for Hugging Face encoders; nn.MultiheadAttention becomes LinearMultiheadAttention, which "
-            "has none"
-        )
     with evaluating(model):
         for name, encoder in encoders:
             report.replaced += _convert_encoder(model, name, encoder, plan, wanted)
@@ -280,6 +276,9 @@ def _convert_site(model: nn.Module, site: modules.Site, plan: Plan, index: int) 
     samples = modules.capture(model, site, plan.calibration) if plan.fit_steps or plan.k == "spectrum" else []
     k = plan.slots(index, samples)
     like = site.module.out_proj.weight
+    # A causal block sees its neighbours anyway, and the keys of cross-attention are nobody's neighbours.
+    window = plan.local_window if site.role == "self" or (site.role == "causal" and not block_causal) else 0
+    plan = plan._replace(local_window=window)
     new = modules.converted(
         site.module,
         max_len=plan.max_len,
@@ -287,6 +286,7 @@ def _convert_site(model: nn.Module, site: modules.Site, plan: Plan, index: int) 
         make=lambda positions, slots: plan.start(positions, slots, site.module.num_heads, like, block_causal),
         causal=block_causal,
         block_size=plan.block_size,
+        local_window=window,
     )
     errors = _fit(new.projection, samples, plan)
     modules.swap(model, site.module, new)
