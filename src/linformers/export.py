@@ -277,7 +277,7 @@ def write(forward: TextForward, path: Path, format: str, external: bool) -> Run:
 
 def onnx_runner(path: Path, outputs: list[str]) -> Run:
     """What runs an ONNX file."""
-    import onnxruntime
+    import onnxruntime  # type: ignore[import-untyped]
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     taken = {each.name for each in session.get_inputs()}
