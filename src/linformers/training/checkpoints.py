@@ -146,14 +146,15 @@ def digest(path: Path) -> str:
 
 def sync(path: Path) -> None:
     """Make a file or a directory durable, where the system can."""
-    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(handle)
-    except OSError:  # some file systems cannot sync a directory
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError:  # some systems cannot open or sync a directory
         if path.is_file():
             raise
-    finally:
-        os.close(handle)
 
 
 def reason(error: BaseException) -> str:

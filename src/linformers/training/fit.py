@@ -140,6 +140,7 @@ def fit(run: Run, at: At, shows: Progress) -> None:
     model = models.build(settings, run.prepared.tokenizer, run.prepared.labels)
     if processes.is_main():
         facts = {"parameters": models.parameters(model), "data_fingerprint": run.prepared.fingerprint}
+        facts["threads"] = torch.get_num_threads()
         write_config(out, settings, **facts)
     metrics = MetricsFile(out, step, writes=processes.is_main())
     with Interruption() as interruption:
@@ -178,6 +179,8 @@ def new_trainer(
     settings, world, rank = run.settings, processes.world(), processes.rank()
     examples, sampler, collate = examples_of(settings, run.prepared, "train")
     looks, look_sampler, _ = examples_of(settings, run.prepared, "validation")
+    if examples.cut:
+        shows.say(f"note: {examples.cut} of {len(examples)} examples are longer than {settings.n} tokens, and are cut")
     size = settings.max_steps * settings.accumulation
     look_size = -(-settings.eval_batches // world) or None
     return RunTrainer(

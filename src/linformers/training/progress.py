@@ -38,7 +38,8 @@ class Progress:
             return
         if self.bar is None or self.what != what:
             self.stop()
-            self.bar = Bar(TextColumn(what), BarColumn(bar_width=None), TimeRemainingColumn(), console=self.console)
+            columns = (TextColumn(what), BarColumn(bar_width=None), TimeRemainingColumn(compact=True))
+            self.bar = Bar(*columns, console=self.console, transient=True)
             self.task, self.what = self.bar.add_task(what, total=total), what
             self.bar.start()
         self.bar.update(self.task, completed=done, total=total)
@@ -68,7 +69,8 @@ class Progress:
         """A line of metrics was written."""
         self.rows[row["part"]] = row
         if self.bar is not None:
-            facts = [self.facts(self.rows[part]) for part in ("train", "validation") if part in self.rows]
+            parts = ("train", "validation") if self.console.width >= 120 else (row["part"],)
+            facts = [self.facts(self.rows[part]) for part in parts if part in self.rows]
             self.bar.update(self.task, facts=" | ".join(facts))
         elif row["part"] == "validation" or time.monotonic() - self.last >= PAUSE:
             self.last = time.monotonic()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linformers.training import metrics as lines
-from linformers.training.checkpoints import last_good, manifest, write_json
+from linformers.training.checkpoints import MANIFEST, last_good, manifest, write_json
 from linformers.training.settings import Settings
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Run:
     @property
     def step(self) -> int:
         """The update that its weights are from."""
-        return int(manifest(self.weights)["step"])
+        return int(json.loads((self.weights / MANIFEST).read_text(encoding="utf-8"))["step"])
 
     @cached_property
     def tokenizer(self) -> Any:

@@ -57,6 +57,7 @@ class RunTrainer(Trainer):
         interruption: Interruption,
         tokenizer: Any,
     ) -> None:
+        # The Trainer wants to see a dataset for its looks; `evaluate` takes the loader.
         super().__init__(model, arguments(settings, out), eval_dataset=[0], callbacks=[StepEnd(self)])
         self.remove_callback(PrinterCallback)
         self.settings, self.out, self.tokenizer = settings, out, tokenizer
