@@ -18,6 +18,7 @@ QUICK: dict[str, Any] = {
     **{"preset": "tiny", "n": 64, "vocab_size": 1024, "max_steps": 100},
     **{"eval_steps": 20, "eval_batches": 10, "save_steps": 100},
 }
+WIDE = 120  # columns that the whole table needs
 VOCABULARY = 8192  # for the estimate, where nobody says how many
 OF_DATA = ("column", "label_column", "target_column", "targets", "tokenizer", "vocab_size")  # what preparing needs
 QUICK_CONTENDERS = ("full", "none", "k=4", "k=16", "sharing=kv", "n=128")
@@ -113,7 +114,7 @@ def new_clock(base: Settings) -> "Clock":
     from linformers.experiments.cells import Clock
     from linformers.experiments.measure import interleave, sgemm_rate, sgemm_step
 
-    rate = sgemm_rate(interleave({"sgemm": sgemm_step()}, 3)["sgemm"].seconds)
+    rate = sgemm_rate(interleave({"sgemm": sgemm_step()}, 10)["sgemm"].seconds)
     return Clock(base.vocab_size or VOCABULARY, rate)
 
 
@@ -163,16 +164,21 @@ def duration(seconds: float) -> str:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """Print the table of a comparison."""
+    """Print the table of a comparison: in one piece where there is room, otherwise quality and cost below each other."""
     from linformers.experiments.comparison import table
 
     heads, rows = table(result)
-    found = Table(title="mean ± standard deviation over seeds, on held-out data")
-    for i, head in enumerate(heads):
-        found.add_column(head, justify="right" if i else "left")
-    for row in rows:
-        found.add_row(*row)
-    console.print(found)
+    first, costs, quality = heads[:2], heads[2:5], heads[5:]
+    parts = [first + quality, heads[:1] + costs] if console.width < WIDE else [heads]
+    for i, part in enumerate(parts):
+        found = Table(title=None if i else "mean ± standard deviation over seeds, on held-out data")
+        for head in part:
+            found.add_column(head, justify="left" if head == heads[0] else "right", no_wrap=True)
+        for row in rows:
+            cells = [row[heads.index(head)] for head in part]
+            if any(cells[1:]):
+                found.add_row(*cells)
+        console.print(found)
     for note in result["notes"]:
         console.print(note, soft_wrap=True)
 
