@@ -243,10 +243,10 @@ def test_bad_input_is_an_error_of_its_own_side():
 
 def test_exporting_with_dynamic_lengths_changes_nothing():
     model = make_encdec(depth=1).eval()
-    s, blocks = torch.export.Dim("source", min=2, max=SOURCE), torch.export.Dim("blocks", min=2, max=TARGET // 3)
-    shapes = ({1: s}, {1: 3 * blocks})
+    s, t = torch.export.Dim("source", min=1, max=SOURCE), torch.export.Dim("target", min=1, max=TARGET)
+    shapes = ({1: s}, {1: t})
     program = torch.export.export(model, (source(2, 11), tokens(2, 9)), dynamic_shapes=shapes).module()
-    for given in ((source(2, 5), tokens(2, 6)), (source(2, SOURCE), tokens(2, TARGET))):
+    for given in ((source(2, 1), tokens(2, 1)), (source(2, 5), tokens(2, 7)), (source(2, SOURCE), tokens(2, TARGET))):
         torch.testing.assert_close(program(*given), model(*given))
 
 

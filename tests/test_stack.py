@@ -506,28 +506,27 @@ def test_exporting_with_a_dynamic_length_changes_nothing(options, masked):
 @pytest.mark.parametrize(
     ("name", "masked"), [("plain", False), ("plain", True), ("mean", True), ("rotary", False), ("full", True)]
 )
-def test_exporting_a_causal_stack_with_lengths_of_whole_blocks(name, masked):
+def test_exporting_a_causal_stack_with_a_dynamic_length(name, masked):
     model = make_stack(CAUSAL[name] | {"depth": 1, "local_kernel": 3}).eval()
-    blocks = torch.export.Dim("blocks", min=2, max=N // C)
-    dynamic = {1: C * blocks}
+    dynamic = {1: torch.export.Dim("length", min=1, max=N)}
     arguments = (inputs(2, 12).detach(), holes(2, 12)) if masked else (inputs(2, 12).detach(),)
     shapes = (dynamic, dynamic) if masked else (dynamic,)
     program = torch.export.export(model, arguments, dynamic_shapes=shapes).module()
-    for length in (2 * C, 5 * C, N):
+    for length in (1, 2, C, C + 1, 2 * C, 5 * C - 1, N):
         x = inputs(2, length).detach()
-        mask = torch.arange(length) >= torch.tensor([[0], [4]])
+        mask = torch.arange(length) >= torch.tensor([[0], [min(4, length - 1)]])
         more = (mask,) if masked else ()
         found, expected = program(x, *more), model(x, *more)
         torch.testing.assert_close(found[mask], expected[mask])
 
 
 @pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
-def test_exporting_a_window_with_lengths_of_whole_blocks(masked):
+def test_exporting_a_window_with_a_dynamic_length(masked):
     model = make_stack({"local_window": 3, "depth": 1, "norm": "pre"}).eval()
-    dynamic = {1: 3 * torch.export.Dim("blocks", min=2, max=7)}
+    dynamic = {1: torch.export.Dim("length", min=1, max=N)}
     arguments = (inputs(2, 12).detach(), holes(2, 12))[: 1 + masked]
     program = torch.export.export(model, arguments, dynamic_shapes=(dynamic,) * len(arguments)).module()
-    for length in (6, 15, N):
+    for length in (1, 2, 3, 7, 15, N):
         x, mask = inputs(2, length).detach(), holes(2, length)
         given = (x, mask)[: 1 + masked]
         torch.testing.assert_close(program(*given)[mask], model(*given)[mask])
