@@ -128,6 +128,24 @@ def test_runs_and_comparisons_on_one_page(tmp_path):
         assert words in text
 
 
+def test_runs_of_other_tasks_are_not_beside_each_other(tmp_path):
+    runs = [save_run(tmp_path / name, task=task) for name, task in (("a", "mlm"), ("b", "clm"), ("c", "clm"))]
+    other = json.loads((runs[2] / "results.json").read_text())
+    other["baseline"]["loss"] += 1  # another text
+    (runs[2] / "results.json").write_text(json.dumps(other))
+    text = summary.build(runs, models=False)
+    check(text)
+    assert "Side by side: clm" in text
+    assert "Side by side: mlm" not in text
+    table = text[text.index("Side by side") : text.index("<figure>")]
+    assert "frequencies alone" not in table
+
+
+def test_long_samples_are_cut():
+    assert summary.shortened("a\n \n\n\n\nb") == "a\n\nb"
+    assert len(summary.shortened("a" * 9999)) < 1000
+
+
 def test_a_spectrum_that_was_measured_is_shown(tmp_path, capsys):
     from saved_cases import save_text
 

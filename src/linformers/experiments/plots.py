@@ -5,7 +5,7 @@ from pathlib import Path
 
 from linformers.experiments import comparison, figures, report, spectrum
 from linformers.experiments.figures import Line
-from linformers.experiments.runs import SavedRun, is_comparison, read_json, read_run
+from linformers.experiments.runs import SavedRun, is_comparison, read_json, read_run, shared_baseline
 
 
 def draw(sources: Sequence[Path], out: Path | None = None, names: Sequence[str] | None = None) -> list[Path]:
@@ -42,7 +42,7 @@ def draw_runs(runs: Sequence[SavedRun], names: Sequence[str], out: Path | None) 
         raise ValueError(f"{runs[0].directory} has saved no metrics yet; wait for its first line")
     title = ", ".join(names) if len(names) < 4 else f"{len(names)} runs"
     folder = out or (runs[0].directory if len(runs) == 1 else Path("figures"))
-    options = {"baseline": runs[0].baseline, "show_training": len(runs) == 1}
+    options = {"baseline": shared_baseline(runs), "show_training": len(runs) == 1}
     return [
         figures.save(figures.learning(lines, title, against=key, **options), folder / f"{name}.png")  # type: ignore[arg-type]
         for key, name in (("step", "learning"), ("seconds", "time"))

@@ -1,6 +1,7 @@
 """Runs and comparisons as files: what was set, the metrics and the results, read without loading a model."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,16 @@ class SavedRun:
     def step(self) -> int:
         """The last update that is known of."""
         return max((row["step"] for row in self.metrics), default=0)
+
+
+def shared_baseline(runs: Sequence[SavedRun]) -> dict[str, float]:
+    """What token frequencies alone give, if that is about the same for all runs that know it; otherwise nothing.
+
+    It differs by a little between seeds, which ask for other positions, and by much between tasks and texts.
+    """
+    found = [run.baseline for run in runs if run.baseline]
+    losses = [one["loss"] for one in found if isinstance(one.get("loss"), int | float)]
+    return found[0] if losses and max(losses) - min(losses) < 0.1 else {}
 
 
 def is_run(directory: Path) -> bool:

@@ -1,5 +1,6 @@
 """One page about runs and comparisons: configuration, curves, tables, samples, heads and spectrum."""
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any, NamedTuple
 
 from linformers.experiments import comparison, figures, page
 from linformers.experiments.figures import Line, is_number
-from linformers.experiments.runs import SavedRun, is_comparison, read_json, read_run
+from linformers.experiments.runs import SavedRun, is_comparison, read_json, read_run, shared_baseline
 
 
 class Number(NamedTuple):
@@ -57,8 +58,10 @@ def build(directories: Sequence[Path], *, models: bool = True) -> str:
     title = titles[0] if len(titles) == 1 else "linformers: " + ", ".join(titles)
     parts = [page.heading(1, title), page.paragraph(f"Made by linformers report on {today()}.", soft=True)]
     parts.append(page.contents([(f"part-{i}", name) for i, name in enumerate(titles)]))
-    if len(runs) > 1:
-        parts += together(runs, titles)
+    for task in dict.fromkeys(run.settings.get("task") for run in runs):
+        own = [(name, run) for name, run in zip(titles, runs, strict=False) if run.settings.get("task") == task]
+        if len(own) > 1:
+            parts += together([run for _, run in own], [name for name, _ in own], str(task))
     for i, (name, run) in enumerate(zip(titles, runs, strict=False)):
         alone = len(titles) == 1
         parts += [] if alone else [page.heading(2, name, f"part-{i}")]
@@ -69,22 +72,22 @@ def build(directories: Sequence[Path], *, models: bool = True) -> str:
     return page.page(title, parts)
 
 
-def together(runs: Sequence[SavedRun], names: Sequence[str]) -> list[str]:
-    """Several runs beside each other."""
+def together(runs: Sequence[SavedRun], names: Sequence[str], task: str) -> list[str]:
+    """Several runs of one task beside each other."""
     heads = ["run", *WHAT, *(number.name for number in (*SCORES, *COSTS))]
     rows = []
     for name, run in zip(names, runs, strict=False):
         facts = [page.shown(run.settings[key]) if run.settings.get(key) is not None else "" for key in WHAT]
         rows.append([name, *facts, *(number.of(run.results) for number in (*SCORES, *COSTS))])
-    if baseline := runs[0].baseline:
+    if baseline := shared_baseline(runs):
         blank = [""] * len(WHAT)
         rows.append(["frequencies alone", *blank, *(number.of(baseline) for number in SCORES), *[""] * len(COSTS)])
     lines = [Line(name, [run.metrics]) for name, run in zip(names, runs, strict=False)]
-    figure = figures.learning(lines, "", baseline=runs[0].baseline)
+    figure = figures.learning(lines, "", baseline=baseline)
     return [
-        page.heading(2, "Side by side"),
+        page.heading(2, f"Side by side: {task}"),
         page.table(heads, rows),
-        page.picture(figure, "together", "Held-out scores against updates."),
+        page.picture(figure, f"together-{task}", "Held-out scores against updates."),
     ]
 
 
@@ -213,7 +216,8 @@ CAPTIONS = {
 
 
 def shortened(text: str) -> str:
-    """The beginning of a long text."""
+    """The beginning of a long text, without many empty lines."""
+    text = re.sub(r"\s*\n\s*\n\s*\n", "\n\n", text)
     return text if len(text) <= LONGEST_SAMPLE else text[:LONGEST_SAMPLE] + " …"
 
 
