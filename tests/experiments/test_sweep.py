@@ -116,6 +116,10 @@ def test_a_plan_grows_but_keeps_its_base(tmp_path):
     with pytest.raises(ValueError, match="holds a comparison with max_steps = 20, and now it is 30"):
         sweep.save_plan(out, dataclasses.replace(BASE, max_steps=30), [])
     sweep.save_plan(out, dataclasses.replace(BASE, threads=2), [])  # changes nothing that is learned
+    older = json.loads((out / "plan.json").read_text())
+    del older["settings"]["norm"]  # as if that setting had not been there yet
+    (out / "plan.json").write_text(json.dumps(older))
+    sweep.save_plan(out, BASE, [])
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "letter.txt").write_text("dear")
     with pytest.raises(ValueError, match="is not empty and holds no comparison"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from linformers.experiments.runs import CELLS, PLAN, RESULTS, read_json, write_whole
-from linformers.training.settings import Settings
+from linformers.training.settings import DEFAULTS, Settings
 
 Axis = Literal["attention", "k", "sharing", "method", "n"]
 AXES: tuple[str, ...] = typing.get_args(Axis)
@@ -22,7 +22,7 @@ ATTENTIONS = ("full", "none", "local", "linformer")
 SHARINGS = ("layerwise", "kv", "headwise", "none")
 METHODS = ("learnable", "convolution", "mean", "max", "no_params")
 UNLEARNED = ("seed", "threads", "workers", "keep", "save_steps", "log_steps")
-OF_SLOTS = ("k", "sharing", "method", "block_size")  # settings that only attention to slots has
+OF_SLOTS = ("k", "sharing", "method", "start", "block_size")  # settings that only attention to slots has
 
 
 @dataclass(frozen=True)
@@ -226,9 +226,10 @@ def save_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> None:
     if path.is_file():
         old = read_json(path)
         for key, value in settings.items():
-            if old["settings"].get(key) != value:
+            before = old["settings"].get(key, DEFAULTS.get(key))  # a setting may be younger than the comparison
+            if before != value:
                 raise ValueError(
-                    f"{out} holds a comparison with {key} = {old['settings'].get(key)}, and now it is {value}; "
+                    f"{out} holds a comparison with {key} = {before}, and now it is {value}; "
                     "give the same options to go on, or another --out"
                 )
         listed = old["cells"] + [cell for cell in listed if cell not in old["cells"]]
