@@ -62,6 +62,7 @@ def configuration(settings: Settings, tokenizer: Any, labels: list[str]) -> Linf
         proj_k=settings.k,
         sharing=settings.sharing,
         method=settings.method,
+        start=settings.start,
         block_size=settings.block_size,
         local_kernel=settings.local_kernel,
         local_window=settings.local_window,

@@ -36,6 +36,7 @@ DEFAULTS: dict[str, Any] = {
     "attention": "linformer",
     "sharing": "layerwise",
     "method": "learnable",
+    "start": "random",
     "local_kernel": 5,
     "local_window": 0,
     "positions": "sinusoidal",
@@ -106,6 +107,8 @@ class Settings:
         Which projections are one: none, headwise, kv, or layerwise.
     method
         How positions become slots: learnable, convolution, mean, max, or no_params.
+    start
+        How learned projections begin: at random, or as means of segments.
     block_size
         Positions of a block of a causal model; by default about n/8.
     local_kernel
@@ -194,6 +197,7 @@ class Settings:
     k: int = UNSAID
     sharing: Literal["none", "headwise", "kv", "layerwise"] = UNSAID
     method: Literal["learnable", "convolution", "mean", "max", "no_params"] = UNSAID
+    start: Literal["random", "segments"] = UNSAID
     block_size: int = UNSAID
     local_kernel: int = UNSAID
     local_window: int = UNSAID
