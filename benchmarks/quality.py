@@ -24,6 +24,7 @@ from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 
 from linformers import LinformerLM
+from linformers.projections import projection_parameters
 
 IGNORE = -100
 
@@ -117,8 +118,6 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
     torch.manual_seed(seed)
     tokens = text.vocabulary if text else 160
     options = {"local_kernel": args.local_kernel, **CONTENDERS[contender]}
-    if contender == "none" and not args.local_kernel:
-        options["local_kernel"] = 0
     if task == "clm":
         options["causal"] = True
     model = LinformerLM(
@@ -136,7 +135,10 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
         positions=args.positions,
         **options,
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.rate, weight_decay=0.01, betas=(0.9, 0.98))
+    slow = projection_parameters(model)
+    rest = [p for p in model.parameters() if all(p is not one for one in slow)]
+    groups = [{"params": rest}, {"params": slow, "lr": args.rate * args.projection_rate, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=args.rate, weight_decay=0.01, betas=(0.9, 0.98))
     warmup = max(1, args.steps // 10)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda i: min((i + 1) / warmup, 0.5 * (1 + math.cos(math.pi * i / args.steps)))
@@ -207,6 +209,9 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--depth", type=int, default=2)
     parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument(
+        "--projection-rate", type=float, default=0.1, help="of learned projections, as a share of --rate"
+    )
     parser.add_argument("--local-kernel", type=int, default=5)
     parser.add_argument("--positions", default="sinusoidal")
     parser.add_argument("--threads", type=int, default=1)
@@ -221,7 +226,21 @@ def main() -> None:
     out = Path(args.out)
     done = [json.loads(line)["setting"] for line in out.read_text().splitlines()] if out.exists() else []
     text = Text(args.text, args.vocabulary) if args.task in ("mlm", "clm") else None
-    keys = ("task", "vocabulary", "n", "k", "width", "heads", "depth", "steps", "batch", "rate", "local_kernel", "positions")
+    keys = (
+        "task",
+        "vocabulary",
+        "n",
+        "k",
+        "width",
+        "heads",
+        "depth",
+        "steps",
+        "batch",
+        "rate",
+        "projection_rate",
+        "local_kernel",
+        "positions",
+    )
     for seed in range(args.seeds):
         for contender in args.contenders:
             setting = {key: getattr(args, key) for key in keys} | {

@@ -48,6 +48,7 @@ DEFAULTS: dict[str, Any] = {
     "noise": "infill",
     "noise_share": 0.3,
     "accumulation": 1,
+    "projection_rate": 0.1,
     "warmup": 0.1,
     "schedule": "cosine",
     "weight_decay": 0.01,
@@ -147,6 +148,9 @@ class Settings:
         Batches of one update.
     learning_rate
         At the end of the warm-up.
+    projection_rate
+        The learning rate of learned projections, as a share of the others': each of their numbers meets every position, so that a
+        whole one moves a slot too far.
     warmup
         The share of the updates in which the learning rate rises.
     schedule
@@ -218,6 +222,7 @@ class Settings:
     batch_size: int = UNSAID
     accumulation: int = UNSAID
     learning_rate: float = UNSAID
+    projection_rate: float = UNSAID
     warmup: float = UNSAID
     schedule: Literal["cosine", "linear", "constant"] = UNSAID
     weight_decay: float = UNSAID
@@ -306,8 +311,9 @@ def check(values: dict[str, Any]) -> None:
     for name in ("dropout", "warmup", "mask_share", "noise_share"):
         if not 0 <= values[name] <= 1:
             raise ValueError(f"{name} must be from 0 to 1, got {values[name]}")
-    if not values["learning_rate"] > 0:
-        raise ValueError(f"learning_rate must be more than 0, got {values['learning_rate']}")
+    for name in ("learning_rate", "projection_rate"):
+        if not values[name] > 0:
+            raise ValueError(f"{name} must be more than 0, got {values[name]}")
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:

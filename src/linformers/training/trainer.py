@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from linformers.projections import projection_parameters
 from linformers.training import models
 from linformers.training.checkpoints import checkpoints, rotate, write_json, written_aside
 from linformers.training.measure import guesses, measure, run_model, tokens_of
@@ -72,6 +73,32 @@ class RunTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         """All batches of the run; the Trainer takes them for one epoch, and skips those it has had."""
         return self.train_loader
+
+    def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
+        """AdamW; matrices decay, and learned projections take smaller steps."""
+        if self.optimizer is None:
+            whole = self.model if model is None else model
+            slow = {id(p) for p in projection_parameters(whole)}
+            decays = set(self.get_decay_parameter_names(whole))
+            groups: dict[tuple[bool, bool], list[Tensor]] = {}
+            for name, parameter in whole.named_parameters():
+                if parameter.requires_grad:
+                    projects = id(parameter) in slow
+                    groups.setdefault((projects, name in decays and not projects), []).append(parameter)
+            rate, decay = self.settings.learning_rate, self.settings.weight_decay
+            kind, options = self.get_optimizer_cls_and_kwargs(self.args, whole)
+            listed = [
+                {
+                    "params": parameters,
+                    "lr": rate * (self.settings.projection_rate if projects else 1.0),
+                    "weight_decay": decay if decaying else 0.0,
+                }
+                for (projects, decaying), parameters in sorted(
+                    groups.items(), key=lambda group: group[0]
+                )  # the one whose rate is shown first
+            ]
+            self.optimizer = kind(listed, **options)
+        return self.optimizer
 
     @property
     def epoch(self) -> float:
