@@ -57,7 +57,9 @@ def show_completion(shell: Literal["bash", "zsh", "fish"] = "bash") -> None:
 @app.meta.default
 def launch(
     *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-    config: Annotated[Path | None, Parameter(help="Options from a TOML or YAML file; what is typed counts more.")] = None,
+    config: Annotated[
+        Path | None, Parameter(help="Options from a TOML or YAML file; what is typed counts more.")
+    ] = None,
     debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
 ) -> int:
     """Run one command, and turn its end into an exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
