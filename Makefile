@@ -7,8 +7,11 @@ PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 VENV := .venv
 BIN := $(VENV)/bin
 
-demo: $(VENV)/.cli
-	$(BIN)/linformers bench time
+# The same command again goes on where it was stopped, or only shows the table.
+demo: $(VENV)/.cli,train
+	$(BIN)/linformers compare --task clm --contenders linformer full --seeds 1 --n 512 --vocab-size 1024 \
+		--width 128 --depth 2 --heads 4 --batch-size 8 --learning-rate 0.002 --max-steps 600 --out runs/demo
+	$(BIN)/linformers report runs/demo --out runs/demo/report.html
 
 test: lint types tests tests-keras
 
@@ -31,7 +34,7 @@ $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "linformers needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.cli $(VENV)/.dev: $(VENV)/.%: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.cli,train $(VENV)/.dev: $(VENV)/.%: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
 	@touch $@
 

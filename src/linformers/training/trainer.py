@@ -77,7 +77,7 @@ class RunTrainer(Trainer):
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
         """AdamW; matrices decay, and learned projections take smaller steps."""
         if self.optimizer is None:
-            whole = self.model if model is None else model
+            whole: Any = self.model if model is None else model
             slow = {id(p) for p in projection_parameters(whole)}
             decays = set(self.get_decay_parameter_names(whole))
             groups: dict[tuple[bool, bool], list[Tensor]] = {}
