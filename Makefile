@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 # The same command again goes on where it was stopped, or only shows the table.
 demo: $(VENV)/.cli,train
 	$(BIN)/linformers compare --task clm --contenders linformer full --seeds 1 --n 512 --vocab-size 1024 \
-		--width 128 --depth 2 --heads 4 --batch-size 8 --learning-rate 0.002 --max-steps 600 --out runs/demo
+		--width 128 --depth 2 --heads 4 --batch-size 8 --learning-rate 0.002 --max-steps 400 --out runs/demo
 	$(BIN)/linformers report runs/demo --out runs/demo/report.html
 
 test: lint types tests tests-keras
