@@ -101,6 +101,7 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "linformer": {},
     "linformer segments": {"start": "segments"},
     "linformer mean": {"method": "mean"},
+    "linformer fixed": {"method": "no_params"},
     "linformer window": {"local_window": 16},
     "linformer segments window": {"start": "segments", "local_window": 16},
     "linformer none-shared": {"parameter_sharing": "none"},
@@ -135,6 +136,11 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
         positions=args.positions,
         **options,
     )
+    if args.branch != 1.0:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith("attention.out_proj.weight"):
+                    parameter.mul_(args.branch)
     slow = projection_parameters(model)
     rest = [p for p in model.parameters() if all(p is not one for one in slow)]
     groups = [{"params": rest}, {"params": slow, "lr": args.rate * args.projection_rate, "weight_decay": 0.0}]
@@ -212,6 +218,7 @@ def main() -> None:
     parser.add_argument(
         "--projection-rate", type=float, default=0.1, help="of learned projections, as a share of --rate"
     )
+    parser.add_argument("--branch", type=float, default=1.0, help="scale of attention's output map at the start")
     parser.add_argument("--local-kernel", type=int, default=5)
     parser.add_argument("--positions", default="sinusoidal")
     parser.add_argument("--threads", type=int, default=1)
