@@ -6,7 +6,7 @@ from model_cases import CHANNELS
 from torch import Tensor
 
 import linformers.functional
-from linformers import Linformer
+from linformers import LinearMultiheadAttention, Linformer
 from linformers.functional import by_rows
 
 LENGTH = 151
@@ -66,7 +66,7 @@ def test_gradients_belong_to_the_dropout_of_the_forward_pass(options: dict) -> N
     torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-5, atol=1e-5)
 
 
-def test_pieces_are_taken_with_gradients_only_to_recompute() -> None:
+def test_pieces_to_recompute_and_none_for_what_is_random() -> None:
     sizes: list[int] = []
 
     def square(x: Tensor) -> Tensor:
@@ -81,3 +81,34 @@ def test_pieces_are_taken_with_gradients_only_to_recompute() -> None:
     with torch.no_grad():
         by_rows(square, x, random=True)
     assert sizes == [150]
+
+
+def test_a_very_long_input_is_cut_with_gradients_too() -> None:
+    sizes: list[int] = []
+
+    def square(x: Tensor) -> Tensor:
+        sizes.append(x.shape[1])
+        return x.square()
+
+    x = torch.randn(2, 520, 3, requires_grad=True)
+    by_rows(square, x[:, :500]).sum().backward()
+    assert sizes == [500]
+    x.grad = None
+    by_rows(square, x).sum().backward()
+    assert sizes == [500, 128, 128, 128, 128, 8]  # nothing is computed again
+    torch.testing.assert_close(x.grad, 2 * x.detach())
+
+
+@pytest.mark.parametrize("sharing", ["none", "kv"])
+def test_gradients_of_the_attention_layer_in_pieces(sharing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(3)
+    layer = LinearMultiheadAttention(6, 2, seq_len=600, proj_k=11, param_sharing=sharing, batch_first=True).double()
+    x = torch.randn(2, 600, 6, dtype=torch.float64, requires_grad=True)
+    padding = torch.arange(600) >= torch.tensor([[600], [411]])
+    results = []
+    for rows in (1, 2**20):
+        monkeypatch.setattr(linformers.functional, "ROWS", rows)
+        out, _ = layer(x, x, x, key_padding_mask=padding, need_weights=False)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)

@@ -123,7 +123,7 @@ def test_the_attention_layer_takes_long_queries_in_pieces(options: dict, monkeyp
         same(actual, expected)
 
 
-def test_rows_are_cut_only_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_cut_sooner_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linformers.functional, "ROWS", 1)
     sizes: list[int] = []
 

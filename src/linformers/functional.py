@@ -59,18 +59,23 @@ def attend_with_weights(
 def by_rows(run: Callable[[Tensor], Tensor], x: Tensor, *, recompute: bool = False, random: bool = False) -> Tensor:
     """``run(x)`` for ``x`` ``(b, n, d)``, if each row of the output depends on its own row of the input only.
 
-    Without gradients a long input goes through in pieces, so that what is made between stays in a cache.
+    A long input goes through in pieces, so that what is made between stays in a cache. With gradients all of it has to be kept;
+    pieces then help only a very long input, whose tensors malloc would map anew, page by page, every time.
 
     Args:
-        recompute: keep nothing of what is made between for the backward pass, and go through in pieces with gradients too.
+        recompute: keep nothing of what is made between for the backward pass.
         random: ``run`` draws random numbers. Then it takes the same pieces with and without gradients: a reversible stack runs it
             without first, and with them later, and must draw the same numbers.
     """
     grad, rows = torch.is_grad_enabled(), max(64, ROWS // max(1, x.shape[0] * x.shape[2]))
-    if x.shape[1] < 2 * rows or torch.compiler.is_compiling() or (not recompute and (grad or random)):
+    least = 2 * rows
+    if grad and not recompute:
+        rows, least = 2 * rows, 8 * rows
+    if x.shape[1] < least or torch.compiler.is_compiling() or (random and not recompute):
         return checkpoint(run, x, use_reentrant=False) if recompute and grad else run(x)
     if grad:  # split, not slices: a slice's gradient has the length of the whole
-        return torch.cat([checkpoint(run, piece, use_reentrant=False) for piece in x.split(rows, 1)], 1)
+        pieces = x.split(rows, 1)
+        return torch.cat([checkpoint(run, y, use_reentrant=False) if recompute else run(y) for y in pieces], 1)
     first = run(x[:, :rows])
     out = first.new_empty(x.shape[0], x.shape[1], *first.shape[2:])
     out[:, :rows] = first
@@ -215,7 +220,7 @@ def filled(real: Tensor, keep: Tensor | None, always: bool = True) -> Tensor | N
 def multiply(matrix: Tensor, x: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
     """E x and E 1 for rows ``(heads, c, k)`` and positions ``(b, h or 1, c, d)``, blank where ``keep`` ``(b, c)`` is False."""
     if len(matrix) == 1:
-        content = matrix[0].mT @ x
+        content = matrix.squeeze(0).mT @ x  # an index would fill a gradient of zeros first
     elif x.shape[1] == 1:
         content = torch.einsum("hsk,bsd->bhkd", matrix, x[:, 0])
     else:
