@@ -41,6 +41,31 @@ def test_a_slow_contender_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_budget_ends_the_rounds_but_not_the_first() -> None:
     assert measure.interleave({"a": lambda: None}, 5, budget=0.0)["a"].rounds == 1
+    assert measure.interleave({"a": lambda: None}, 5, budget=None)["a"].rounds == 5
+
+
+def test_rounds_that_are_asked_for_are_all_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[peers.Settings] = []
+
+    def stop(settings: peers.Settings, *_: object) -> None:
+        seen.append(settings)
+        raise ValueError("seen")
+
+    monkeypatch.setattr(peers, "run", stop)
+    for words in ([], ["--rounds", "7"]):
+        launch("bench", "peers", "--contenders", "linformer", "torch MHA", *words)
+    assert [(settings.rounds, settings.budget) for settings in seen] == [(10, 40.0), (7, None)]
+    assert seen[0].contenders == ["linformer", "torch MHA"]
+
+
+def test_only_some_contenders() -> None:
+    sizes = {"sizes": ((16, 4),), "d": 8, "heads": 2, "rounds": 1, "threads": 1, "memory": False}
+    cells = peers.run(peers.Settings(contenders=["torch MHA"], **sizes))["cells"]
+    assert {cell["contender"] for cell in cells} == {contenders.OURS, "torch MHA"}
+    with pytest.raises(ValueError, match="no contender is called 'reformer'; there are linformer, "):
+        peers.Settings(contenders=["reformer"])
 
 
 def test_rounds_and_threads_are_checked() -> None:

@@ -12,6 +12,7 @@ from linformers.functional import (
     attend,
     attend_with_weights,
     blank,
+    drop,
     first_rows,
     repeat_heads,
     segment_membership,
@@ -140,3 +141,33 @@ def test_windows_of_masks_are_false_past_the_end(max_len, k):
     windows = segment_windows(keep, max_len, k)
     assert windows.dtype == torch.bool
     assert torch.equal(windows, window_positions(max_len, k, windows.shape[1], keep.device).lt(10).expand(2, -1, -1))
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_drop_drops_a_share_and_scales_the_rest(p: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(101, 103, dtype=dtype, requires_grad=True)
+    y = drop(x, p)
+    y.sum().backward()
+    torch.testing.assert_close((y == 0).float().mean(), torch.tensor(p), rtol=0, atol=4 * (0.25 / x.numel()) ** 0.5)
+    if p < 1:
+        torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - p)))
+    torch.testing.assert_close(x.grad, y.detach())
+
+
+def test_drop_draws_every_element_on_its_own() -> None:
+    torch.manual_seed(0)
+    kept = (drop(torch.ones(4096, 64), 0.5) != 0).float() - 0.5  # (samples, elements)
+    correlation = 4 * kept.T @ kept / len(kept)
+    assert (correlation - torch.eye(64)).abs().max() < 0.1
+    torch.manual_seed(0)
+    torch.testing.assert_close((drop(torch.ones(4096, 64), 0.5) != 0).float() - 0.5, kept, rtol=0, atol=0)
+
+
+def test_attention_with_dropout_is_attention_on_average() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
+    many = attend(q.expand(4000, -1, -1, -1), k.expand(4000, -1, -1, -1), v.expand(4000, -1, -1, -1), dropout=0.3)
+    torch.testing.assert_close(many.mean(0, keepdim=True), attend(q, k, v), rtol=0, atol=0.08)
+    assert not torch.allclose(many[0], many[1])

@@ -66,7 +66,7 @@ def test_gradients_belong_to_the_dropout_of_the_forward_pass(options: dict) -> N
     torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-5, atol=1e-5)
 
 
-def test_pieces_to_recompute_and_none_for_what_is_random() -> None:
+def test_pieces_to_recompute_and_of_what_is_random() -> None:
     sizes: list[int] = []
 
     def square(x: Tensor) -> Tensor:
@@ -77,10 +77,11 @@ def test_pieces_to_recompute_and_none_for_what_is_random() -> None:
     by_rows(square, x, recompute=True).sum().backward()
     assert sorted(sizes) == sorted([64, 64, 22] * 2)  # once forward, once backward
     torch.testing.assert_close(x.grad, 2 * x.detach())
-    sizes.clear()
-    with torch.no_grad():
-        by_rows(square, x, random=True)
-    assert sizes == [150]
+    for grad in (False, True):  # what is random is cut in the same way
+        sizes.clear()
+        with torch.set_grad_enabled(grad):
+            by_rows(square, x, random=True)
+        assert sizes == [64, 64, 22]
 
 
 def test_a_very_long_input_is_cut_with_gradients_too() -> None:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linformers.functional import repeat_heads
+from linformers.functional import attend, drop, repeat_heads
 
 
 def attend_blocks(
@@ -48,7 +48,7 @@ def attend_blocks(
     if torch.compiler.is_exporting():  # a loop over the blocks would fix the length
         out, _ = _attend_all(q, k, v, slot_keys, slot_values, block, slots_per_block, keep, slot_keep, 0.0)
         return first_places(out.flatten(2, 3), q.shape[2])
-    gqa, causal = k.shape[1] != q.shape[1], slots_per_block is not None
+    causal = slots_per_block is not None
     # Split, not sliced: the backward of n / c slices would fill n / c gradients of the whole length.
     q_blocks, k_blocks, v_blocks = (x.split(block, 2) for x in (q, k, v))
     outputs = []
@@ -62,9 +62,7 @@ def attend_blocks(
             near_keep = or_true(keep, k)[:, near.start * block : near.stop * block]
             real = torch.cat([or_true(slot_keep, slot_keys)[:, :used], near_keep], 1)[:, None, None]
             mask = real if mask is None else mask & real
-        outputs.append(
-            F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, dropout_p=dropout, enable_gqa=gqa)
-        )
+        outputs.append(attend(queries, keys, values, mask, dropout))
     return torch.cat(outputs, 2)
 
 
@@ -124,10 +122,10 @@ def neighbours(blocks: Tensor, shifts: Sequence[int]) -> Tensor:
 
 
 def visible(rows: int, columns: int, causal: bool, device: torch.device) -> Tensor | None:
-    """Which keys the queries of a block see, ``(rows, columns)``; the block itself is last."""
+    """Which keys the queries of a block see, ``(1, 1, rows, columns)``; the block itself is last."""
     if not causal:
         return None
-    return torch.ones(rows, columns, dtype=torch.bool, device=device).tril(columns - rows)
+    return torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device).tril(columns - rows)
 
 
 def or_true(keep: Tensor | None, like: Tensor) -> Tensor:
@@ -171,6 +169,6 @@ def _attend_all(
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     weights = scores.softmax(-1).masked_fill(~mask, 0.0)
     if dropout:
-        weights = F.dropout(weights, dropout)
+        weights = drop(weights, dropout)
     out = weights[..., :slots] @ slot_values[:, :, None] + weights[..., slots:] @ near_v
     return out, weights

@@ -28,6 +28,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout:
     Returns:
         ``(b, h, n, d)``.
     """
+    if dropout and q.device.type == "cpu":  # the fused kernel does not drop there
+        return attend_with_weights(q, k, v, keep, dropout)[0]
     mask = keep[:, None, None] if keep is not None and keep.dim() == 2 else keep
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=k.shape[1] != q.shape[1]
@@ -52,8 +54,17 @@ def attend_with_weights(
     else:
         weights = scores.softmax(-1)
     if dropout:
-        weights = F.dropout(weights, dropout)
+        weights = drop(weights, dropout)
     return weights @ v, weights
+
+
+def drop(x: Tensor, p: float) -> Tensor:
+    """``F.dropout`` while training. On the CPU one random number serves four elements: to draw them takes longer than attention."""
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or p == 1:
+        return F.dropout(x, p)
+    numbers = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    dropped = numbers.view(torch.int16)[: x.numel()].view(x.shape) < round(p * 2**16) - 2**15
+    return x.masked_fill(dropped, 0.0) / (1 - p)
 
 
 def by_rows(run: Callable[[Tensor], Tensor], x: Tensor, *, recompute: bool = False, random: bool = False) -> Tensor:
@@ -67,11 +78,11 @@ def by_rows(run: Callable[[Tensor], Tensor], x: Tensor, *, recompute: bool = Fal
         random: ``run`` draws random numbers. Then it takes the same pieces with and without gradients: a reversible stack runs it
             without first, and with them later, and must draw the same numbers.
     """
-    grad, rows = torch.is_grad_enabled(), max(64, ROWS // max(1, x.shape[0] * x.shape[2]))
+    grad, rows = torch.is_grad_enabled(), max(64, (ROWS // 8 if random else ROWS) // max(1, x.shape[0] * x.shape[2]))
     least = 2 * rows
-    if grad and not recompute:
+    if grad and not recompute and not random:
         rows, least = 2 * rows, 8 * rows
-    if x.shape[1] < least or torch.compiler.is_compiling() or (random and not recompute):
+    if x.shape[1] < least or torch.compiler.is_compiling():
         return checkpoint(run, x, use_reentrant=False) if recompute and grad else run(x)
     if grad:  # split, not slices: a slice's gradient has the length of the whole
         pieces = x.split(rows, 1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from linformers.functional import align_left, take
 from linformers.generation import Generation, Start, generate, stream
 from linformers.layer import DecodingState, Trace
-from linformers.layers import Memory, SinusoidalPositions
+from linformers.layers import Dropout, Memory, SinusoidalPositions
 from linformers.projections import one_of
 from linformers.stack import Linformer, LinformerOptions, at_least_one, check_mask
 
@@ -61,7 +61,7 @@ class TokenStack(nn.Module):
             self.pos_emb = SinusoidalPositions(self.emb_dim)
         elif positions == "learned":
             self.pos_emb = nn.Embedding(input_size, self.emb_dim)
-        self.dropout_tokens = nn.Dropout(dropout_tokens)
+        self.dropout_tokens = Dropout(dropout_tokens)
         rotary: LinformerOptions = {"rotary": True} if positions == "rotary" else {}
         self.linformer = Linformer(input_size, channels, dim_k, **(TEXT_DEFAULTS | rotary | options))
         self.project_in = nn.Linear(self.emb_dim, channels) if self.emb_dim != channels else None

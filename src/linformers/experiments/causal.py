@@ -26,7 +26,7 @@ class Settings:
     d: int = 512
     heads: int = 8
     rounds: int = 5
-    budget: float = 60.0
+    budget: float | None = 60.0
     threads: int = 2
 
 

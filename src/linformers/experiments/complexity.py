@@ -35,7 +35,7 @@ class Settings:
     heads: int = 4
     layer: str = "attention"
     rounds: int = 5
-    budget: float = 20.0
+    budget: float | None = 20.0
     threads: int = 2
     memory: bool = True
 

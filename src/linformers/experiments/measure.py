@@ -51,14 +51,14 @@ def pinned(threads: int) -> Iterator[None]:
 
 
 def interleave(
-    steps: Mapping[str, Step], rounds: int, *, budget: float = 60.0, report: Report | None = None
+    steps: Mapping[str, Step], rounds: int, *, budget: float | None = 60.0, report: Report | None = None
 ) -> dict[str, Timing]:
     """Time ``steps`` in turns, after one warm-up each.
 
     Args:
         steps: what to run, by name.
         rounds: how often each takes its turn.
-        budget: seconds after which no further round begins; one is always run.
+        budget: seconds after which no further round begins; one is always run. None runs them all.
         report: told the name of what runs.
     """
     if rounds < 1:
@@ -70,7 +70,7 @@ def interleave(
             best[name] = Timing(seconds, 1)
     again = [name for name in steps if name not in best]
     for done in range(rounds):
-        if done and time.perf_counter() - began > budget:
+        if done and budget is not None and time.perf_counter() - began > budget:
             break
         for name in again:
             seconds = _timed(name, steps[name], report)
@@ -88,7 +88,7 @@ def _timed(name: str, step: Step, report: Report | None) -> float:
 
 
 def measure_cell(
-    steps: Mapping[str, Step], rounds: int, *, budget: float = 60.0, report: Report | None = None, **facts: Any
+    steps: Mapping[str, Step], rounds: int, *, budget: float | None = 60.0, report: Report | None = None, **facts: Any
 ) -> list[dict[str, Any]]:
     """Time the contenders of one cell, and the machine's own matrix product with them.
 

@@ -18,13 +18,18 @@ class Settings:
     """What is measured; the longest input of full attention is given, because its time is quadratic."""
 
     sizes: Sequence[tuple[int, int]] = ((512, 128), (2048, 256), (8192, 256), (32768, 256))
+    contenders: Sequence[str] = contenders.NAMES
     d: int = 512
     heads: int = 8
     rounds: int = 10
-    budget: float = 40.0
+    budget: float | None = 40.0
     threads: int = 2
     longest_full: int = 8192
     memory: bool = True
+
+    def __post_init__(self) -> None:
+        if unknown := [name for name in self.contenders if name not in contenders.NAMES]:
+            raise ValueError(f"no contender is called {unknown[0]!r}; there are {', '.join(contenders.NAMES[1:])}")
 
 
 def run(settings: Settings, report: Report = lambda text: None, done: Report = lambda text: None) -> dict[str, Any]:
@@ -36,7 +41,9 @@ def run(settings: Settings, report: Report = lambda text: None, done: Report = l
             names = [
                 name
                 for name in contenders.NAMES
-                if name not in result["missing"] and not (name in QUADRATIC and n > settings.longest_full)
+                if name in (contenders.OURS, *settings.contenders)
+                and name not in result["missing"]
+                and not (name in QUADRATIC and n > settings.longest_full)
             ]
             for training in (False, True):
                 options: dict[str, Any] = {"n": n, "k": k, "d": settings.d, "heads": settings.heads}

@@ -28,7 +28,7 @@ class Settings:
     k: int = 256
     ff: int = 2048
     rounds: int = 5
-    budget: float = 30.0
+    budget: float | None = 30.0
     threads: int = 2
     compiled: bool = True
 

@@ -26,7 +26,7 @@ class Settings:
     ff: int = 2048
     chunk: int | None = None
     rounds: int = 3
-    budget: float = 60.0
+    budget: float | None = 60.0
     threads: int = 2
     memory: bool = True
 

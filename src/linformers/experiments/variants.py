@@ -22,7 +22,7 @@ class Settings:
     heads: int = 8
     k: int = 256
     rounds: int = 5
-    budget: float = 30.0
+    budget: float | None = 30.0
     threads: int = 2
 
 

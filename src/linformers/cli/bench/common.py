@@ -1,5 +1,6 @@
 """What the benchmark commands share: their options, the progress bar, and where results go."""
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ class Common:
     Parameters
     ----------
     rounds
-        How often each contender takes its turn; the fastest counts.
+        How often each contender takes its turn; the fastest counts. By default a few times, fewer where it takes long.
     threads
         Threads of torch.
     out
@@ -50,6 +51,8 @@ def measure(
     from linformers.experiments import report
 
     console = Console()
+    if common.rounds is not None and hasattr(settings, "budget"):
+        settings = dataclasses.replace(settings, budget=None)  # as often as was asked for
     with report.progress(steps) as (say, advance):
         result = run(settings, say, lambda _: advance())
     report.show_machine(result, console)

@@ -11,6 +11,7 @@ from linformers.cli.bench.common import Common, measure
 def peers(
     *,
     lengths: Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")] = None,
+    contenders: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
     memory: bool = True,
     longest_full: int | None = None,
     common: Common | None = None,
@@ -25,6 +26,9 @@ def peers(
     ----------
     lengths
         Positions n; up to 1,024 of them get 128 slots, more get 256.
+    contenders
+        Compare with these only: linformer, linformer-pytorch, "torch MHA", "torch SDPA", nystrom-attention, performer-pytorch,
+        local-attention.
     memory
         Measure the peak memory too, in a process for each.
     longest_full
@@ -35,7 +39,9 @@ def peers(
     common = common or Common()
     quick: dict[str, Any] = {"sizes": ((512, 128), (2048, 256)), "rounds": 3, "budget": 4.0, "memory": False}
     sizes = [(n, 128 if n <= 1024 else 256) for n in lengths] if lengths else None
-    given = common.given(threads=common.threads, sizes=sizes, memory=memory, longest_full=longest_full)
+    given = common.given(
+        threads=common.threads, sizes=sizes, contenders=contenders, memory=memory, longest_full=longest_full
+    )
     settings = experiment.Settings(**({**quick, **given, "memory": False} if common.quick else given))
     measure(experiment.run, settings, 2 * len(settings.sizes), common, tables)
 

@@ -1,0 +1,143 @@
+"""When was a speech given? Whole speeches with Linformer, against full attention on as much of them as takes the same time.
+
+Files are named by year (`1790_george_washington.txt`); periods are the classes. Every speech is tested once, by a model that has not seen
+it: the speeches are dealt to folds, period by period. A fold that is done is not run again.
+
+    python benchmarks/speeches.py sotu --out runs/speeches --attention linformer --n 8192
+    python benchmarks/speeches.py sotu --out runs/speeches --attention full --n 2048
+    python benchmarks/speeches.py --table runs/speeches
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+from linformers.data import prepare
+from linformers.training import Settings, classify, load_run, train
+
+BOUNDS = (1830, 1870, 1910, 1950, 1990)  # six periods
+Z = 1.96  # of a 95 % interval
+
+
+def period(path: Path) -> str:
+    """The class of a speech."""
+    year = int(path.name[:4])
+    edges = ("", *BOUNDS, "")
+    i = sum(year >= bound for bound in BOUNDS)
+    return f"{edges[i]}-{edges[i + 1]}"
+
+
+def deal(files: list[Path], folds: int) -> list[list[Path]]:
+    """The speeches of each fold; every period is spread over all."""
+    shuffled = random.Random(0).sample(files, len(files))
+    shuffled.sort(key=period)
+    return [shuffled[i::folds] for i in range(folds)]
+
+
+def rows(path: Path, files: list[Path]) -> str:
+    """A file of JSON lines with the text and the period of each speech."""
+    lines = [{"text": file.read_text(errors="replace"), "label": period(file)} for file in files]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def run_fold(parts: list[list[Path]], i: int, folder: Path, settings: Settings) -> dict[str, Any]:
+    """Train on all folds but one, and name the periods of that one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held, rest = parts[i], [file for j, part in enumerate(parts) if j != i for file in part]
+    sources, test = [rows(folder / "train.jsonl", rest)], [rows(folder / "test.jsonl", held)]
+    options: dict[str, Any] = {"kind": "labelled", "tokenizer": "words", "vocab_size": 4096, "lowercase": True}
+    data = prepare(
+        sources, folder / "data", test=test, validation=test, **options
+    )  # nothing is chosen by the validation part
+    began = time.perf_counter()
+    train(dataclasses.replace(settings, data=(str(data.directory),)), folder / "run", progress=False)
+    seconds = time.perf_counter() - began
+    answers = classify(load_run(folder / "run"), [file.read_text(errors="replace") for file in held])
+    return {
+        "fold": i,
+        "seconds": seconds,
+        "answers": {file.name: [period(file), a["label"]] for file, a in zip(held, answers, strict=True)},
+    }
+
+
+def interval(right: int, total: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a share."""
+    share, z2 = right / total, Z * Z / total
+    half = Z * math.sqrt(share * (1 - share) / total + z2 / (4 * total))
+    return (share + z2 / 2 - half) / (1 + z2), (share + z2 / 2 + half) / (1 + z2)
+
+
+def table(out: Path) -> None:
+    """Print accuracy, its interval and the time of every contender."""
+    print("| contender | folds | speeches | right | 95 % interval | minutes |\n|---|---|---|---|---|---|")
+    for path in sorted(out.glob("*.jsonl")):
+        folds = [json.loads(line) for line in path.read_text().splitlines()]
+        answers = [pair for fold in folds for pair in fold["answers"].values()]
+        right = sum(true == said for true, said in answers)
+        low, high = interval(right, len(answers))
+        minutes = sum(fold["seconds"] for fold in folds) / 60
+        print(
+            f"| {path.stem} | {len(folds)} | {len(answers)} | {right / len(answers):.1%} | {low:.1%} to {high:.1%} | {minutes:.1f} |"
+        )
+
+
+def main() -> None:
+    """Run the folds that are missing, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("speeches", nargs="?", type=Path, help="a folder of text files, named by year")
+    parser.add_argument("--out", type=Path, default=Path("runs/speeches"))
+    parser.add_argument("--attention", default="linformer", choices=("linformer", "full", "none"))
+    parser.add_argument("--n", type=int, default=8192)
+    parser.add_argument("--k", type=int, default=128)
+    parser.add_argument("--pooling", default="mean")
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--depth", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=250)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=2e-3)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--folds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--table", type=Path, metavar="FOLDER", help="print the results in FOLDER")
+    args = parser.parse_args()
+    if args.table:
+        return table(args.table)
+    if args.speeches is None:
+        parser.error("give a folder of speeches, or --table")
+    name = f"{args.attention}-{args.n}-{args.pooling}"
+    results = args.out / f"{name}.jsonl"
+    done = {json.loads(line)["fold"] for line in results.read_text().splitlines()} if results.exists() else set()
+    settings = Settings(
+        task="classify",
+        preset="tiny",
+        attention=args.attention,
+        n=args.n,
+        k=min(args.k, args.n),
+        width=args.width,
+        depth=args.depth,
+        pooling=args.pooling,
+        dropout=args.dropout,
+        batch_size=args.batch,
+        learning_rate=args.rate,
+        max_steps=args.steps,
+        save_steps=args.steps,
+        eval_steps=args.steps,
+        threads=args.threads,
+    )
+    parts = deal(sorted(args.speeches.glob("*.txt")), args.folds)
+    for i in range(args.folds):
+        if i not in done:
+            found = run_fold(parts, i, args.out / name / f"fold-{i}", settings)
+            with results.open("a") as file:
+                file.write(json.dumps(found) + "\n")
+    return table(args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Tasks with a known answer, as files that `linformers prepare`, `train` and `compare` read.
+
+    python benchmarks/tasks.py recall --out tasks     # tasks/recall/text.txt, for --task clm
+    python benchmarks/tasks.py copy --out tasks       # tasks/copy/source.txt and target.txt, for --task seq2seq
+    python benchmarks/tasks.py count --out tasks      # tasks/count/examples.csv, for --task classify
+
+Words are letters and numbers, with spaces between; prepare them with `--tokenizer words`.
+"""
+
+import argparse
+import csv
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def recall(generator: random.Random, length: int) -> str:
+    """Every key once with its value; then every key again, in another order: half of the values can be known."""
+    keys = [f"k{i}" for i in range(length // 4)]
+    value = {key: f"v{generator.randrange(16)}" for key in keys}
+    words = []
+    for _ in range(2):
+        generator.shuffle(keys)
+        words += [word for key in keys for word in (key, value[key])]
+    return " ".join(words)
+
+
+def copy(generator: random.Random, length: int) -> str:
+    """Words at random, a half to the whole length of them."""
+    return " ".join(f"w{generator.randrange(32)}" for _ in range(generator.randint(length // 2, length)))
+
+
+def count(generator: random.Random, length: int) -> tuple[str, str]:
+    """A word, and a text in which it stands 0 to 9 times, anywhere, and how often that is."""
+    kinds = [f"w{i}" for i in range(32)]
+    asked, often = generator.choice(kinds), generator.randrange(10)
+    others = [kind for kind in kinds if kind != asked]
+    words = [generator.choice(others) for _ in range(length - 1 - often)] + [asked] * often
+    generator.shuffle(words)
+    return " ".join([asked, *words]), str(often)
+
+
+def lines(path: Path, texts: Iterator[str]) -> None:
+    """Write a text on each line."""
+    with path.open("w") as file:
+        file.writelines(f"{text}\n" for text in texts)
+
+
+def main() -> None:
+    """Write one task."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=("recall", "copy", "count"))
+    parser.add_argument("--out", type=Path, default=Path("tasks"))
+    parser.add_argument("--length", type=int, default=256, help="words of an example")
+    parser.add_argument("--examples", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    folder, generator = args.out / args.task, random.Random(args.seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    match args.task:
+        case "recall":
+            lines(folder / "text.txt", (recall(generator, args.length) for _ in range(args.examples)))
+        case "copy":
+            texts = [copy(generator, args.length) for _ in range(args.examples)]
+            lines(folder / "source.txt", iter(texts))
+            lines(folder / "target.txt", iter(texts))
+        case "count":
+            with (folder / "examples.csv").open("w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(["text", "label"])
+                writer.writerows(count(generator, args.length) for _ in range(args.examples))
+    print(f"wrote {args.examples:,} examples to {folder}")
+
+
+if __name__ == "__main__":
+    main()
