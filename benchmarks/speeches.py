@@ -52,9 +52,7 @@ def run_fold(parts: list[list[Path]], i: int, folder: Path, settings: Settings) 
     held, rest = parts[i], [file for j, part in enumerate(parts) if j != i for file in part]
     sources, test = [rows(folder / "train.jsonl", rest)], [rows(folder / "test.jsonl", held)]
     options: dict[str, Any] = {"kind": "labelled", "tokenizer": "words", "vocab_size": 4096, "lowercase": True}
-    data = prepare(
-        sources, folder / "data", test=test, validation=test, **options
-    )  # nothing is chosen by the validation part
+    data = prepare(sources, folder / "data", test=test, shares=(0.95, 0.05, 0.0), **options)
     began = time.perf_counter()
     train(dataclasses.replace(settings, data=(str(data.directory),)), folder / "run", progress=False)
     seconds = time.perf_counter() - began

@@ -15,14 +15,17 @@ from pathlib import Path
 
 
 def recall(generator: random.Random, length: int) -> str:
-    """Every key once with its value; then every key again, in another order: half of the values can be known."""
-    keys = [f"k{i}" for i in range(length // 4)]
+    """Every key once with its value; then every key again, in another order: half of the values can be known.
+
+    With the mark that ends a document it has ``length`` tokens, so that documents joined for a causal model lie in its windows.
+    """
+    keys = [f"k{i}" for i in range((length - 2) // 4)]
     value = {key: f"v{generator.randrange(16)}" for key in keys}
     words = []
     for _ in range(2):
         generator.shuffle(keys)
-        words += [word for key in keys for word in (key, value[key])]
-    return " ".join(words)
+        words += [word for key in keys for word in (key, value[key])] + ["?"]
+    return " ".join(words + ["."] * (length - 1 - len(words)))
 
 
 def copy(generator: random.Random, length: int) -> str:

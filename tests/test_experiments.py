@@ -1,6 +1,7 @@
 """How measurements are made and written; no test looks at a time."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,8 @@ from linformers.experiments import (
 MEGABYTES = 2**20
 
 
-def test_contenders_take_turns_after_a_warm_up() -> None:
+def test_contenders_take_turns_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "TURN", 0.0)
     seen: list[str] = []
     steps = {name: (lambda name=name: seen.append(name)) for name in "abc"}
     timings = measure.interleave(steps, 2)
@@ -37,6 +39,14 @@ def test_a_slow_contender_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     assert measure.interleave({"a": lambda: seen.append("a")}, 5)["a"].rounds == 1
     assert seen == ["a"]
+
+
+def test_what_is_short_runs_several_times_in_a_turn() -> None:
+    seen: list[float] = []
+    timing = measure.interleave({"a": lambda: seen.append(time.perf_counter())}, 1)["a"]
+    assert seen[-1] - seen[0] > measure.TURN  # a warm-up and a turn
+    assert timing.rounds == 1
+    assert timing.seconds < measure.TURN
 
 
 def test_the_budget_ends_the_rounds_but_not_the_first() -> None:
