@@ -36,6 +36,7 @@ def test_contenders_take_turns_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_slow_contender_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "SLOW", -1.0)
+    monkeypatch.setattr(measure, "TURN", 0.0)
     seen: list[str] = []
     assert measure.interleave({"a": lambda: seen.append("a")}, 5)["a"].rounds == 1
     assert seen == ["a"]

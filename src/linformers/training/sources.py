@@ -1,5 +1,6 @@
 """The data of a run: prepared where it is not yet, and as examples and batches for its task."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ KINDS = {
     "classify": ("labelled",),
 }
 MARKS = 2  # tokens that an example has beside its text
+LENGTHS = 32  # different lengths that batches may have, at least
 
 
 def prepare_data(settings: Settings, out: Path, shows: Progress, fingerprint: str | None = None) -> "Prepared":
@@ -103,12 +105,17 @@ def examples_of(
     if not len(examples):
         raise ValueError(f"the {part} part of {prepared.directory} has no examples; prepare more text, or other shares")
     sampler = LengthBatches(examples.lengths, batch_size or settings.batch_size, seed=settings.seed)
-    tokenizer = prepared.tokenizer
-    return (
-        examples,
-        sampler,
-        Collate(tokenizer.pad_token_id, tokenizer.bos_token_id if settings.task == "seq2seq" else None),
-    )
+    start = prepared.tokenizer.bos_token_id if settings.task == "seq2seq" else None
+    return examples, sampler, Collate(prepared.tokenizer.pad_token_id, start, padding_step(settings))
+
+
+def padding_step(settings: Settings) -> int:
+    """Lengths of batches are a multiple of this, which divides the longest input and target: there are few different ones.
+
+    The kernels of the CPU keep something for every shape they see; with thousands of lengths that comes to gigabytes.
+    """
+    longest = math.gcd(settings.n, settings.target_n)
+    return max(step for step in range(1, max(1, longest // LENGTHS) + 1) if longest % step == 0)
 
 
 class Collate:
@@ -117,15 +124,16 @@ class Collate:
     Args:
         pad: the token to pad with.
         start: the token that a target begins with, for seq2seq.
+        multiple: lengths are a multiple of this.
     """
 
-    def __init__(self, pad: int, start: int | None) -> None:
-        self.pad, self.start = pad, start
+    def __init__(self, pad: int, start: int | None, multiple: int = 1) -> None:
+        self.pad, self.start, self.multiple = pad, start, multiple
 
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
         from linformers.data import collate
 
-        batch = collate(examples, self.pad, start_id=self.start)
+        batch = collate(examples, self.pad, start_id=self.start, multiple=self.multiple)
         if batch["attention_mask"].all():
             del batch["attention_mask"]
         return batch
