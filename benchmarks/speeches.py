@@ -54,7 +54,7 @@ def run_fold(parts: list[list[Path]], i: int, folder: Path, settings: Settings) 
     options: dict[str, Any] = {"kind": "labelled", "tokenizer": "words", "vocab_size": 4096, "lowercase": True}
     data = prepare(sources, folder / "data", test=test, shares=(0.95, 0.05, 0.0), **options)
     began = time.perf_counter()
-    train(dataclasses.replace(settings, data=(str(data.directory),)), folder / "run", progress=False)
+    train(dataclasses.replace(settings, data=(str(data.directory),)), folder / "run", resume=False, progress=False)
     seconds = time.perf_counter() - began
     answers = classify(load_run(folder / "run"), [file.read_text(errors="replace") for file in held])
     return {
@@ -110,7 +110,7 @@ def main() -> None:
         parser.error("give a folder of speeches, or --table")
     name = f"{args.attention}-{args.n}-{args.pooling}"
     results = args.out / f"{name}.jsonl"
-    done = {json.loads(line)["fold"] for line in results.read_text().splitlines()} if results.exists() else set()
+    lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
     settings = Settings(
         task="classify",
         preset="tiny",
@@ -128,10 +128,13 @@ def main() -> None:
         eval_steps=args.steps,
         threads=args.threads,
     )
+    same = {**settings.given(), "folds": args.folds}
+    if any(line["settings"] != same for line in lines):
+        parser.error(f"{results} was made with other options; name another --out")
     parts = deal(sorted(args.speeches.glob("*.txt")), args.folds)
     for i in range(args.folds):
-        if i not in done:
-            found = run_fold(parts, i, args.out / name / f"fold-{i}", settings)
+        if i not in {line["fold"] for line in lines}:
+            found = {"settings": same, **run_fold(parts, i, args.out / name / f"fold-{i}", settings)}
             with results.open("a") as file:
                 file.write(json.dumps(found) + "\n")
     return table(args.out)

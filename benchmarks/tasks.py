@@ -19,7 +19,7 @@ def recall(generator: random.Random, length: int) -> str:
 
     With the mark that ends a document it has ``length`` tokens, so that documents joined for a causal model lie in its windows.
     """
-    keys = [f"k{i}" for i in range((length - 2) // 4)]
+    keys = [f"k{i}" for i in range((length - 3) // 4)]
     value = {key: f"v{generator.randrange(16)}" for key in keys}
     words = []
     for _ in range(2):

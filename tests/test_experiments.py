@@ -1,7 +1,6 @@
 """How measurements are made and written; no test looks at a time."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
@@ -43,11 +42,9 @@ def test_a_slow_contender_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_short_runs_several_times_in_a_turn() -> None:
-    seen: list[float] = []
-    timing = measure.interleave({"a": lambda: seen.append(time.perf_counter())}, 1)["a"]
-    assert seen[-1] - seen[0] > measure.TURN  # a warm-up and a turn
-    assert timing.rounds == 1
-    assert timing.seconds < measure.TURN
+    seen: list[int] = []
+    assert measure.interleave({"a": lambda: seen.append(1)}, 1)["a"].rounds == 1
+    assert len(seen) > 2  # a warm-up and one turn
 
 
 def test_the_budget_ends_the_rounds_but_not_the_first() -> None:

@@ -143,7 +143,7 @@ def test_windows_of_masks_are_false_past_the_end(max_len, k):
     assert torch.equal(windows, window_positions(max_len, k, windows.shape[1], keep.device).lt(10).expand(2, -1, -1))
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.999999, 1.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_drop_drops_a_share_and_scales_the_rest(p: float, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
@@ -151,7 +151,7 @@ def test_drop_drops_a_share_and_scales_the_rest(p: float, dtype: torch.dtype) ->
     y = drop(x, p)
     y.sum().backward()
     torch.testing.assert_close((y == 0).float().mean(), torch.tensor(p), rtol=0, atol=4 * (0.25 / x.numel()) ** 0.5)
-    if p < 1:
+    if p < 0.9:
         torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - p)))
     torch.testing.assert_close(x.grad, y.detach())
 
@@ -169,5 +169,17 @@ def test_attention_with_dropout_is_attention_on_average() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(1, 4, 5, 8), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
     many = attend(q.expand(4000, -1, -1, -1), k.expand(4000, -1, -1, -1), v.expand(4000, -1, -1, -1), dropout=0.3)
-    torch.testing.assert_close(many.mean(0, keepdim=True), attend(q, k, v), rtol=0, atol=0.08)
+    torch.testing.assert_close(many.mean(0, keepdim=True), attend(q, k, v), rtol=0, atol=0.03)
     assert not torch.allclose(many[0], many[1])
+
+
+def test_samples_of_vmap_drop_apart() -> None:
+    kept = torch.func.vmap(lambda x: drop(x, 0.5), randomness="different")(torch.ones(2, 64))
+    assert not torch.equal(kept[0], kept[1])
+
+
+def test_attention_with_dropout_in_bfloat16_is_as_exact_as_without() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(2, 2, 33, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 2, 9, 16)
+    low = attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), dropout=1e-9).float()
+    assert (low - attend(q, k, v)).norm() < 0.004 * attend(q, k, v).norm()

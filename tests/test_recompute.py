@@ -23,6 +23,7 @@ RECOMPUTED = {
 @pytest.fixture(autouse=True)
 def smallest_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linformers.functional, "ROWS", 1)
+    monkeypatch.setattr(linformers.functional, "FEWEST", 64)
 
 
 def make(options: dict, dropout: float = 0.0) -> Linformer:

@@ -28,7 +28,7 @@ def attend_blocks(
     slot_keep: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attend block by block, each with one fused call.
+    """Attend block by block, each with one call of :func:`linformers.functional.attend`.
 
     Args:
         q: ``(b, h, n, d)``.

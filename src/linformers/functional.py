@@ -13,10 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 # Numbers in a piece of rows: a few megabytes.
 ROWS = 2**20
+# The fewest rows of a piece for which gradients are kept: each piece adds to the gradients of all slots.
+FEWEST = 512
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """Softmax attention of queries to a few slots, by torch's fused kernel where it has one.
+    """Softmax attention of queries to a few slots, by torch's fused kernel where it has one: not with dropout on the CPU.
 
     Args:
         q: ``(b, h, n, d)``.
@@ -28,7 +30,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout:
     Returns:
         ``(b, h, n, d)``.
     """
-    if dropout and q.device.type == "cpu":  # the fused kernel does not drop there
+    if (
+        dropout and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
+    ):  # torch takes others to float32
         return attend_with_weights(q, k, v, keep, dropout)[0]
     mask = keep[:, None, None] if keep is not None and keep.dim() == 2 else keep
     return F.scaled_dot_product_attention(
@@ -60,29 +64,33 @@ def attend_with_weights(
 
 def drop(x: Tensor, p: float) -> Tensor:
     """``F.dropout`` while training. On the CPU one random number serves four elements: to draw them takes longer than attention."""
-    if x.device.type != "cpu" or torch.compiler.is_compiling() or p == 1:
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or not 0 < p < 1:
         return F.dropout(x, p)
-    numbers = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
-    dropped = numbers.view(torch.int16)[: x.numel()].view(x.shape) < round(p * 2**16) - 2**15
-    return x.masked_fill(dropped, 0.0) / (1 - p)
+    numbers = x.new_empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None)
+    below = min(round(p * 2**16) - 2**15, 2**15 - 1)
+    return x.masked_fill(numbers.view(torch.int16)[: x.numel()].view(x.shape) < below, 0.0) / (1 - p)
 
 
 def by_rows(run: Callable[[Tensor], Tensor], x: Tensor, *, recompute: bool = False, random: bool = False) -> Tensor:
     """``run(x)`` for ``x`` ``(b, n, d)``, if each row of the output depends on its own row of the input only.
 
-    A long input goes through in pieces, so that what is made between stays in a cache. With gradients all of it has to be kept;
-    pieces then help only a very long input, whose tensors malloc would map anew, page by page, every time.
+    A long input goes through in pieces, so that what is made between stays in a cache.
 
     Args:
         recompute: keep nothing of what is made between for the backward pass.
         random: ``run`` draws random numbers. Then it takes the same pieces with and without gradients: a reversible stack runs it
             without first, and with them later, and must draw the same numbers.
     """
-    grad, rows = torch.is_grad_enabled(), max(64, (ROWS // 8 if random else ROWS) // max(1, x.shape[0] * x.shape[2]))
+    grad, rows = torch.is_grad_enabled(), max(64, ROWS // max(1, x.shape[0] * x.shape[2]))
     least = 2 * rows
-    if grad and not recompute and not random:
-        rows, least = 2 * rows, 8 * rows
-    if x.shape[1] < least or torch.compiler.is_compiling():
+    if not recompute and random:  # on the CPU, attention then makes all its weights: smaller pieces
+        rows = max(FEWEST, rows // 8)
+        least = 2 * rows
+    elif not recompute and grad:  # all is kept; pieces help only where malloc would map every tensor anew, page by page
+        rows = max(FEWEST, 2 * rows)
+        least = 4 * rows
+    whole = x.device.type != "cpu" and not recompute and (grad or random)
+    if whole or x.shape[1] < least or torch.compiler.is_compiling():
         return checkpoint(run, x, use_reentrant=False) if recompute and grad else run(x)
     if grad:  # split, not slices: a slice's gradient has the length of the whole
         pieces = x.split(rows, 1)

@@ -216,7 +216,7 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         n = q.shape[2]
         mask = None if keep is None else keep[:, None, None]
-        if self.causal and (keep is not None or need_weights):
+        if self.causal and (keep is not None or need_weights or (self._dropout() and q.device.type == "cpu")):
             past = torch.ones(1, 1, n, n, dtype=torch.bool, device=q.device).tril()
             mask = past if mask is None else past & mask
         if need_weights:

@@ -20,6 +20,10 @@ def test_rows_are_padded_at_the_end():
     assert batch["labels"][0].tolist() == [105, 106, IGNORED, IGNORED, IGNORED]
     assert all(tensor.dtype == torch.int64 for tensor in batch.values())
     assert collate(rows(2, 5), pad_id=0, multiple=4)["input_ids"].shape == (2, 8)
+    assert collate(rows(2, 5), pad_id=0, multiple=4, longest=7)["input_ids"].shape == (2, 7)
+    batch = collate(rows(2, 5), pad_id=0, multiple=4, longest=7, longest_target=6)
+    assert batch["input_ids"].shape == (2, 7)
+    assert batch["labels"].shape == (2, 6)
 
 
 def test_the_decoder_reads_the_labels_moved_by_one():

@@ -7,7 +7,6 @@ import pytest
 from linformers.causal import block_sizes
 from linformers.training import PRESETS, Settings
 from linformers.training.settings import decoder_slots, default_block
-from linformers.training.sources import padding_step
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -61,12 +60,3 @@ def test_a_saved_run_is_not_contradicted():
         Settings(learning_rate=0.5).resumed(saved)
     with pytest.raises(ValueError, match=r"--data is .*elsewhere, but the saved run has not set"):
         Settings(data=("elsewhere",)).resumed(saved)
-
-
-@pytest.mark.parametrize(
-    ("n", "target_n", "step"),
-    [(2048, 2048, 64), (256, 64, 2), (256, 256, 8), (253, 253, 1), (100, 100, 2), (16, 16, 1)],
-)
-def test_batches_have_few_lengths_and_none_is_too_long(n: int, target_n: int, step: int) -> None:
-    assert padding_step(Settings(n=n, target_n=target_n).filled()) == step
-    assert n % step == target_n % step == 0

@@ -10,7 +10,7 @@ from training_cases import TASKS, run, weights
 
 from linformers.training import classify, evaluate, fill_mask, generate, load_run
 from linformers.training.evaluation import class_report
-from linformers.training.sources import examples_of
+from linformers.training.sources import Collate, examples_of
 from linformers.training.stopping import best_row, is_stale
 from linformers.training.stream import Batches, loader
 
@@ -198,3 +198,11 @@ def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(compile(code, "training.md", "exec"), {})
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+@pytest.mark.parametrize("n", [253, 64, 20])
+def test_batches_have_few_lengths_and_none_is_too_long(n):
+    collate = Collate(0, None, n, n)
+    lengths = {collate([{"input_ids": [1] * length, "labels": 0}])["input_ids"].shape[1] for length in range(1, n + 1)}
+    assert max(lengths) == n
+    assert len(lengths) <= 32

@@ -22,6 +22,8 @@ def collate(
     *,
     start_id: int | None = None,
     multiple: int = 1,
+    longest: int | None = None,
+    longest_target: int | None = None,
 ) -> dict[str, Tensor]:
     """Pad examples to one length.
 
@@ -29,20 +31,22 @@ def collate(
         examples: of ``Examples``.
         pad_id: fills ``input_ids``.
         start_id: with it there are ``decoder_input_ids``, the labels moved by one; for sequence to sequence.
-        multiple: make lengths a multiple of this.
+        multiple: make lengths a multiple of this, or
+        longest: this, if the multiple is more; without it, any multiple will do.
+        longest_target: the same for labels, if it differs.
 
     Returns:
         ``input_ids`` and ``attention_mask`` ``(b, n)``; ``labels`` ``(b, n)`` or ``(b, t)``, padded with -100, or ``(b,)`` for classes.
     """
     if not examples:
         raise ValueError("a batch needs at least one example, got none")
-    ids, mask = pad([example["input_ids"] for example in examples], pad_id, multiple)
+    ids, mask = pad([example["input_ids"] for example in examples], pad_id, multiple, longest)
     batch = {"input_ids": torch.from_numpy(ids), "attention_mask": torch.from_numpy(mask)}
     labels = [example["labels"] for example in examples]
     if np.ndim(labels[0]) == 0:
         batch["labels"] = torch.tensor(labels, dtype=torch.long)
         return batch
-    asked, _ = pad(labels, IGNORED, multiple)
+    asked, _ = pad(labels, IGNORED, multiple, longest_target or longest)
     batch["labels"] = torch.from_numpy(asked)
     if start_id is not None:
         moved = np.full_like(asked, start_id)
@@ -51,10 +55,14 @@ def collate(
     return batch
 
 
-def pad(rows: Sequence[Any], value: int, multiple: int = 1) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def pad(
+    rows: Sequence[Any], value: int, multiple: int = 1, longest: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows of one length, filled at the end, and where they are real."""
     lengths = np.array([len(row) for row in rows])
     width = -(-int(lengths.max()) // multiple) * multiple
+    if longest is not None:
+        width = max(int(lengths.max()), min(width, longest))
     real = np.arange(width) < lengths[:, None]
     full = np.full((len(rows), width), value, np.int64)
     full[real] = np.concatenate([np.asarray(row, np.int64) for row in rows])

@@ -5,7 +5,6 @@ slows all of them; the machine's own matrix product takes its turn with them, so
 """
 
 import gc
-import math
 import multiprocessing
 import os
 import platform
@@ -28,7 +27,7 @@ Report = Callable[[str], None]
 
 # A contender whose first run takes longer than this is not run again: no warm-up changes such a time.
 SLOW = 10.0
-# A turn lasts at least this long: what takes less runs several times, because the threads have to wake up first.
+# A turn lasts at least this long: what takes less runs several times, and its mean counts. The threads have to wake up first.
 TURN = 0.02
 SGEMM_SIZE = 1024
 
@@ -56,7 +55,7 @@ def pinned(threads: int) -> Iterator[None]:
 def interleave(
     steps: Mapping[str, Step], rounds: int, *, budget: float | None = 60.0, report: Report | None = None
 ) -> dict[str, Timing]:
-    """Time ``steps`` in turns, after a warm-up turn of each; the fastest run counts.
+    """Time ``steps`` in turns, after a warm-up turn of each; the fastest turn counts.
 
     Args:
         steps: what to run, by name.
@@ -85,13 +84,11 @@ def _timed(name: str, step: Step, report: Report | None) -> float:
     if report is not None:
         report(name)
     gc.collect()
-    began = now = time.perf_counter()
-    best = math.inf
-    while best == math.inf or now - began < TURN:
+    began, runs, seconds = time.perf_counter(), 0, 0.0
+    while not runs or seconds < TURN:
         step()
-        before, now = now, time.perf_counter()
-        best = min(best, now - before)
-    return best
+        runs, seconds = runs + 1, time.perf_counter() - began
+    return seconds / runs
 
 
 def measure_cell(

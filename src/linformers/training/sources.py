@@ -1,6 +1,5 @@
 """The data of a run: prepared where it is not yet, and as examples and batches for its task."""
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ KINDS = {
     "classify": ("labelled",),
 }
 MARKS = 2  # tokens that an example has beside its text
-LENGTHS = 32  # different lengths that batches may have, at least
+LENGTHS = 32  # different lengths that batches may have
 
 
 def prepare_data(settings: Settings, out: Path, shows: Progress, fingerprint: str | None = None) -> "Prepared":
@@ -106,34 +105,35 @@ def examples_of(
         raise ValueError(f"the {part} part of {prepared.directory} has no examples; prepare more text, or other shares")
     sampler = LengthBatches(examples.lengths, batch_size or settings.batch_size, seed=settings.seed)
     start = prepared.tokenizer.bos_token_id if settings.task == "seq2seq" else None
-    return examples, sampler, Collate(prepared.tokenizer.pad_token_id, start, padding_step(settings))
-
-
-def padding_step(settings: Settings) -> int:
-    """Lengths of batches are a multiple of this, which divides the longest input and target: there are few different ones.
-
-    The kernels of the CPU keep something for every shape they see; with thousands of lengths that comes to gigabytes.
-    """
-    longest = math.gcd(settings.n, settings.target_n)
-    return max(step for step in range(1, max(1, longest // LENGTHS) + 1) if longest % step == 0)
+    return examples, sampler, Collate(prepared.tokenizer.pad_token_id, start, settings.n, settings.target_n)
 
 
 class Collate:
     """Examples to tensors; without a mask if nothing is padded, which is faster.
 
+    Batches have few different lengths: the kernels of the CPU keep something for every shape they see, and with thousands of them
+    that comes to gigabytes.
+
     Args:
         pad: the token to pad with.
         start: the token that a target begins with, for seq2seq.
-        multiple: lengths are a multiple of this.
+        longest: the longest input.
+        longest_target: the longest target, for seq2seq.
     """
 
-    def __init__(self, pad: int, start: int | None, multiple: int = 1) -> None:
-        self.pad, self.start, self.multiple = pad, start, multiple
+    def __init__(self, pad: int, start: int | None, longest: int, longest_target: int) -> None:
+        self.options = {
+            "start_id": start,
+            "multiple": -(-longest // LENGTHS),
+            "longest": longest,
+            "longest_target": longest_target,
+        }
+        self.pad = pad
 
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
         from linformers.data import collate
 
-        batch = collate(examples, self.pad, start_id=self.start, multiple=self.multiple)
+        batch = collate(examples, self.pad, **self.options)
         if batch["attention_mask"].all():
             del batch["attention_mask"]
         return batch
