@@ -122,7 +122,7 @@ class Collate:
     """
 
     def __init__(self, pad: int, start: int | None, longest: int, longest_target: int) -> None:
-        self.options = {
+        self.options: dict[str, Any] = {
             "start_id": start,
             "multiple": -(-longest // LENGTHS),
             "longest": longest,
