@@ -3,6 +3,8 @@
 import json
 import resource
 import shutil
+import subprocess
+import sys
 
 import pytest
 from training_cases import rows, run, settings, weights
@@ -49,6 +51,25 @@ def test_a_full_disk_keeps_the_last_checkpoint(data, tmp_path, monkeypatch):
     assert not list(out.glob(".partial*"))
     run("mlm", data["mlm"], out)
     assert weights(out) == weights(tmp_path / "whole")
+
+
+def test_two_processes_in_one_directory(data, tmp_path):
+    """The second one is told, and changes nothing; when the first ends, however it ends, the directory is free."""
+    holder = "import sys, time; from pathlib import Path; from linformers.training.lock import alone\nwith alone(Path(sys.argv[1])): print('mine', flush=True); time.sleep(600)"
+    out = tmp_path / "run"
+    out.mkdir()
+    with subprocess.Popen([sys.executable, "-c", holder, str(out)], stdout=subprocess.PIPE) as first:
+        try:
+            assert first.stdout.readline() == b"mine\n"
+            with pytest.raises(
+                ValueError, match=r"another process is working in .*run; wait until it ends, or name another"
+            ):
+                run("mlm", data["mlm"], out)
+            assert not list(out.iterdir())
+        finally:
+            first.kill()
+    run("mlm", data["mlm"], out)
+    assert (out / "results.json").is_file()
 
 
 def test_a_directory_that_cannot_be_written(data):

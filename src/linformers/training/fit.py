@@ -1,6 +1,7 @@
 """``train``: begin or go on with a run, to its final weights and results."""
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,6 +9,7 @@ import torch
 
 from linformers.training import models, processes
 from linformers.training.checkpoints import checkpoints, last_good, manifest, reason, tidy, write_json, written_aside
+from linformers.training.lock import alone
 from linformers.training.metrics import EVENTS, FILE, MetricsFile, read
 from linformers.training.progress import Progress
 from linformers.training.runs import BEST, CONFIG, DATA, FINAL, RESULTS, TALLY, Run, load_run, write_config
@@ -35,15 +37,25 @@ def train(settings: Settings, out: Path | str, *, resume: bool = True, progress:
         The results, which are in ``results.json`` too.
 
     Raises:
-        ValueError: for settings without a meaning, or that contradict the saved run, and for a loss that is not a number.
+        ValueError: for settings without a meaning, or that contradict the saved run, for a loss that is not a number, and if another
+            process is training there.
         OSError: if something could not be written; checkpoints that are there are kept.
         Interrupted: if the user stopped it; everything is saved.
     """
+    out = Path(out)
+    processes.join()
+    if not processes.is_main():
+        return begin(settings, out, resume, Progress(False))
+    with suppress(OSError):  # the next one to write says it in words
+        out.mkdir(parents=True, exist_ok=True)
+    with alone(out):
+        return begin(settings, out, resume, Progress(progress))
+
+
+def begin(settings: Settings, out: Path, resume: bool, shows: Progress) -> dict[str, Any]:
+    """:func:`train` in a directory that no other run is using."""
     from linformers.training.evaluation import evaluate
 
-    out = Path(out)
-    shows = Progress(progress and processes.is_main())
-    processes.join()
     if processes.is_main():
         open_run(settings, out, resume)
     processes.wait()
@@ -59,7 +71,7 @@ def train(settings: Settings, out: Path | str, *, resume: bool = True, progress:
     if run.results is not None and run.results.get("step") == run.step:
         shows.say(f"{out} is complete: trained to step {run.step}, and tested")
         return run.results
-    return evaluate(run, progress=progress) if processes.is_main() else {}
+    return evaluate(run, progress=shows.shown) if processes.is_main() else {}
 
 
 def open_run(settings: Settings, out: Path, resume: bool) -> None:
