@@ -14,6 +14,8 @@ from linformers.functional import (
     blank,
     drop,
     first_rows,
+    multiply,
+    multiply_ones,
     repeat_heads,
     segment_membership,
     segment_windows,
@@ -141,6 +143,38 @@ def test_windows_of_masks_are_false_past_the_end(max_len, k):
     windows = segment_windows(keep, max_len, k)
     assert windows.dtype == torch.bool
     assert torch.equal(windows, window_positions(max_len, k, windows.shape[1], keep.device).lt(10).expand(2, -1, -1))
+
+
+@pytest.mark.parametrize("k, d", [(3, 5), (5, 3)], ids=["fewer slots than channels", "more"])
+@pytest.mark.parametrize("batch", [0, 1, 4])
+@pytest.mark.parametrize("heads, streams", [(1, 1), (1, 2), (2, 1), (2, 2)])
+def test_a_product_along_the_sequence_and_its_gradients(heads: int, streams: int, batch: int, k: int, d: int) -> None:
+    matrix = torch.randn(heads, 7, k, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(batch, streams, 7, d, dtype=torch.float64, requires_grad=True)
+    expected = (
+        torch.stack(
+            [torch.stack([matrix[h % heads].T @ y[h % streams] for h in range(max(heads, streams))]) for y in x]
+        )
+        if batch
+        else x.new_zeros(0, max(heads, streams), k, d)
+    )
+    found = multiply(matrix, x)
+    torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(multiply(matrix, x), expected)
+    if batch:
+        weights = torch.randn_like(expected)
+        for own, other in zip(
+            *(torch.autograd.grad((y * weights).sum(), (matrix, x)) for y in (found, expected)), strict=True
+        ):
+            torch.testing.assert_close(own, other)
+
+
+def test_a_product_with_ones_counts_real_tokens_only() -> None:
+    matrix, keep = torch.randn(2, 7, 3, dtype=torch.float64), torch.rand(4, 7) < 0.5
+    for kept in (None, keep):
+        ones = torch.ones(1, 1, 7, 1, dtype=torch.float64) if kept is None else kept[:, None, :, None].double()
+        torch.testing.assert_close(multiply_ones(matrix, kept), multiply(matrix, ones)[..., 0])
 
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.999999, 1.0])

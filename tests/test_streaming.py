@@ -61,7 +61,7 @@ def test_a_projection_in_pieces(method: str, max_len: int, k: int, length: int, 
                 whole = projection(x, keep, part, use)
                 same(content, whole.content)
                 if whole.mass is not None:
-                    same(mass, whole.mass.expand_as(mass))
+                    same(mass(), whole.mass().expand_as(mass()))
                 real = torch.ones(2, content.shape[2], dtype=torch.bool)
                 assert torch.equal(
                     real if kept is None else kept, real if whole.keep is None else whole.keep.expand_as(real)

@@ -266,7 +266,7 @@ class LinearMultiheadAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
 
         def split(x: Tensor) -> Tensor:  # (b, n, embed_dim) -> (b, h, n, d)
-            return to_query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            return to_query(x).reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
 
         if need_weights:
             out, weights = attend_with_weights(split(query), k, v, slot_keep, dropout)

@@ -236,17 +236,33 @@ def filled(real: Tensor, keep: Tensor | None, always: bool = True) -> Tensor | N
     return None if keep is None and always and not torch.compiler.is_exporting() else real.any(-1)
 
 
-def multiply(matrix: Tensor, x: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-    """E x and E 1 for rows ``(heads, c, k)`` and positions ``(b, h or 1, c, d)``, blank where ``keep`` ``(b, c)`` is False."""
+def multiply(matrix: Tensor, x: Tensor) -> Tensor:
+    """E x for rows ``(heads, c, k)`` and positions ``(b, h or 1, c, d)``: ``(b, h or 1, k, d)``."""
     if len(matrix) == 1:
-        content = matrix.squeeze(0).mT @ x  # an index would fill a gradient of zeros first
-    elif x.shape[1] == 1:
-        content = torch.einsum("hsk,bsd->bhkd", matrix, x[:, 0])
-    else:
-        content = torch.einsum("hsk,bhsd->bhkd", matrix, x)
-    if keep is None:
-        return content, matrix.sum(1)[None]  # (1, heads, k)
-    return content, torch.einsum("hsk,bs->bhk", matrix, keep.to(matrix.dtype))
+        return multiply_by_one(matrix.squeeze(0).mT, x.flatten(0, 1)).view(*x.shape[:2], matrix.shape[2], x.shape[3])
+    if x.shape[1] == 1:
+        return torch.einsum("hsk,bsd->bhkd", matrix, x[:, 0])
+    return torch.einsum("hsk,bhsd->bhkd", matrix, x)
+
+
+def multiply_ones(matrix: Tensor, keep: Tensor | None) -> Tensor:
+    """E 1 for rows ``(heads, c, k)``, with zeros where ``keep`` ``(b, c)`` is False: ``(b or 1, heads, k)``."""
+    return matrix.sum(1)[None] if keep is None else torch.einsum("hsk,bs->bhk", matrix, keep.to(matrix.dtype))
+
+
+def multiply_by_one(matrix: Tensor, x: Tensor) -> Tensor:
+    """``matrix @ x`` for one matrix ``(k, c)`` and many ``(b, c, d)``.
+
+    ``matmul`` would copy all of ``x`` to make it one product, because the matrix may want a gradient. As many products take two thirds of
+    that time, but make as many gradients ``(c, k)``; so not if those take more room than the copy.
+    """
+    if torch.compiler.is_exporting():  # for batches of all sizes
+        return matrix @ x
+    if x.shape[0] == 1:
+        return (matrix @ x.squeeze(0))[None]
+    if torch.is_grad_enabled() and matrix.shape[0] > x.shape[2]:
+        return matrix @ x
+    return matrix.expand(x.shape[0], -1, -1) @ x
 
 
 def align_left(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

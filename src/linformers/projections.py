@@ -7,7 +7,8 @@ A projection is stored for ``max_len`` positions, and position i always uses row
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from linformers.functional import (
     member_piece,
     member_windows,
     multiply,
+    multiply_ones,
     piece_windows,
     segment_windows,
     used_segments,
@@ -39,12 +41,12 @@ class Slots(NamedTuple):
     Attributes:
         content: ``(b, h, k, d)``, or ``(b, 1, k, d)`` if one projection serves all heads.
         mass: ``(b or 1, h or 1, k)``, what a sequence of ones becomes: the factor of a bias added before shortening.
-            None stands for ones.
+            None stands for ones; computed when it is called for, which a map without a bias does not do.
         keep: ``(b or 1, k)``, False where a slot holds no real token; None if all take part.
     """
 
     content: Tensor
-    mass: Tensor | None
+    mass: Callable[[], Tensor] | None
     keep: Tensor | None
 
 
@@ -55,7 +57,7 @@ class Sums(NamedTuple):
 
     Attributes:
         content: ``(b, h or 1, k, d)``.
-        mass: ``(b, h or 1, k)``, see :class:`Slots`.
+        mass: ``(b, h or 1, k)``, what that of :class:`Slots` returns.
         tokens: ``(b, k)``, how many real tokens are in the window of each slot.
     """
 
@@ -137,7 +139,7 @@ class Projection(nn.Module, ABC):
     def finish(self, sums: Sums) -> Slots:
         """What :meth:`forward` would have made of all pieces at once."""
         real = sums.tokens > 0
-        return Slots(sums.content, sums.mass, None if bool(real.all()) else real)
+        return Slots(sums.content, lambda: sums.mass, None if bool(real.all()) else real)
 
     def _used(self, length: int, k: int) -> int:
         """How many slots an input of ``length`` gets."""
@@ -202,19 +204,19 @@ class Dense(Projection):
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         x = x if keep is None else blank(x, keep[:, None])
         matrix = self.matrix(part) if k == self.k else self.matrix(part)[..., :k]
-        return Slots(*multiply(first_rows(matrix, x.shape[2]), x, keep), None)
+        rows = first_rows(matrix, x.shape[2])
+        return Slots(multiply(rows, x), partial(multiply_ones, rows, keep), None)
 
     def add_piece(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         x = x if keep is None else blank(x, keep[:, None])
         rows = self.matrix(min(part, self.parts - 1))[:, offset : offset + x.shape[2], : sums.content.shape[2]]
-        content, mass = multiply(rows, x, keep)
-        sums.content.add_(content)
-        sums.mass.add_(mass)
+        sums.content.add_(multiply(rows, x))
+        sums.mass.add_(multiply_ones(rows, keep))
 
     def finish(self, sums: Sums) -> Slots:
-        return Slots(sums.content, sums.mass, None)
+        return Slots(sums.content, lambda: sums.mass, None)
 
     def _used(self, length: int, k: int) -> int:
         return k
@@ -304,7 +306,7 @@ class Convolution(Projection):
             content = torch.einsum("hw,bkwhd->bhkd", kernel, windows)
         real = x.new_ones(1, x.shape[2]) if keep is None else keep.to(x.dtype)
         real = segment_windows(real, self.max_len, k)  # (b or 1, used, w)
-        mass = torch.einsum("hw,bkw->bhk", kernel.to(real.dtype), real)
+        mass = partial(torch.einsum, "hw,bkw->bhk", kernel.to(real.dtype), real)
         return Slots(content, mass, filled(real > 0, keep))
 
     def add_piece(

@@ -181,15 +181,15 @@ def map_slots(slots: Slots, linear: ChannelMap, heads: int) -> Tensor:
     content, mass, _ = slots
     bias = linear.bias() if callable(linear.bias) else linear.bias  # a quantised layer's is a method
     if content.shape[1] == 1:
-        y = linear(content[:, 0])  # (b, k, e), with the bias once
+        y = linear(content.squeeze(1))  # (b, k, e), with the bias once
         if bias is not None and mass is not None:
-            y = y + ((mass[:, 0, :, None] - 1) * bias).to(y.dtype)
-        return split_heads(y[:, None], heads)
+            y = y + ((mass()[:, 0, :, None] - 1) * bias).to(y.dtype)
+        return y.reshape(*y.shape[:2], heads, y.shape[2] // heads).transpose(1, 2)
     weight = raw_weight(linear)
     if weight is None or mass is None:  # shortens_first does not let it come to this
         raise TypeError(f"cannot map the slots of each head apart with {type(linear).__name__}")
     y = torch.einsum("bgkd,ged->bgke", content, weight.view(heads, -1, weight.shape[1]))
-    return y if bias is None else y + (mass[..., None] * bias.view(heads, 1, -1)).to(y.dtype)
+    return y if bias is None else y + (mass()[..., None] * bias.view(heads, 1, -1)).to(y.dtype)
 
 
 def raw_weight(linear: ChannelMap) -> Tensor | None:

@@ -6,7 +6,7 @@ Axes: b batch, h heads, s key positions, m real tokens, k slots, u slots in use,
 import torch
 from torch import Tensor, nn
 
-from linformers.functional import blank
+from linformers.functional import blank, multiply, multiply_ones
 from linformers.projections import SHARINGS, Dense, Mean, Projection, Slots, one_of
 
 METHODS = ("mean", "learnable")
@@ -45,18 +45,18 @@ class CorrectedMean(Dense):
         matrix = self.matrix(part)[..., :k]  # (heads, max_len, k)
         if keep is None:
             matrix = matrix[:, row[0]]  # (heads, s, k)
-            mass = matrix.sum(1)[None]
+            there = None
         else:
             x = gather_at(
                 blank(x, keep[:, None]), row.masked_fill(~keep, self.max_len), self.max_len
             )  # (b, h, max_len, d)
             there = gather_at(keep[:, None, :, None].to(x.dtype), row.masked_fill(~keep, self.max_len), self.max_len)
-            mass = torch.einsum("hsk,bs->bhk", matrix, there[:, 0, :, 0].to(matrix.dtype))
-        if self.heads == 1:
-            content = matrix[0].mT @ x
-        else:
-            content = torch.einsum("hsk,bhsd->bhkd", matrix, x.expand(-1, self.heads, -1, -1))
-        return Slots(mean + (share[..., None] * content)[:, :, :used], 1 + (share * mass)[..., :used], real)
+            there = there[:, 0, :, 0]
+
+        def mass() -> Tensor:
+            return 1 + (share * multiply_ones(matrix, there))[..., :used]
+
+        return Slots(mean + (share[..., None] * multiply(matrix, x))[:, :, :used], mass, real)
 
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
