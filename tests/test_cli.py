@@ -54,3 +54,8 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ([], ["bench"], ["bench", "time"]):
         app([*command, "--help"], result_action="return_value")
         assert "Usage: linformers" in capsys.readouterr().out
+
+
+def test_a_mask_is_not_taken_for_a_tag_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["fill-mask", "--help"], result_action="return_value")
+    assert 'fill-mask run "The <mask> statement repeats."' in capsys.readouterr().out

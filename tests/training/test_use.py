@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -116,6 +118,17 @@ def test_masks_are_filled(trained):
         assert scores == sorted(scores, reverse=True)
         assert guesses[0]["token"] in guesses[0]["text"]
     assert masks[0][0]["text"].startswith("the cat ")
+
+
+def test_a_new_process_says_nothing_beside_its_answer(trained):
+    answer = subprocess.run(
+        [sys.executable, "-m", "linformers", "fill-mask", trained["mlm"].directory, "the <mask>"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "<mask>" in answer.stdout
+    assert not answer.stderr
 
 
 def test_classes_are_named(trained):

@@ -14,11 +14,11 @@ def fill_mask(
     top: Annotated[int, Parameter(negative="")] = 5,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Guess what stands for each <mask>, with a run of the task mlm.
+    """Guess what stands for each `<mask>`, with a run of the task mlm.
 
     Texts are arguments, lines of a file, or lines of standard input.
 
-    Example: linformers fill-mask run "The <mask> statement repeats."
+    Example: `linformers fill-mask run "The <mask> statement repeats."`
 
     Example: linformers fill-mask run --file sentences.txt --top 3 --json
 

@@ -80,6 +80,8 @@ class Run:
         if (final / "tokenizer.json").is_file():
             from transformers import AutoTokenizer
 
+            import linformers.hf  # noqa: F401 - so that the configuration beside it is known, and not warned of
+
             return AutoTokenizer.from_pretrained(final, local_files_only=True)
         return self.prepared.tokenizer
 
