@@ -3,6 +3,7 @@
     python benchmarks/tasks.py recall --out tasks     # tasks/recall/text.txt, for --task clm
     python benchmarks/tasks.py copy --out tasks       # tasks/copy/source.txt and target.txt, for --task seq2seq
     python benchmarks/tasks.py count --out tasks      # tasks/count/examples.csv, for --task classify
+    python benchmarks/tasks.py majority --out tasks   # tasks/majority/examples.csv, for --task classify
 
 Words are letters and numbers, with spaces between; prepare them with `--tokenizer words`.
 """
@@ -10,6 +11,7 @@ Words are letters and numbers, with spaces between; prepare them with `--tokeniz
 import argparse
 import csv
 import random
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +45,18 @@ def count(generator: random.Random, length: int) -> tuple[str, str]:
     return " ".join([asked, *words]), str(often)
 
 
+def majority(generator: random.Random, length: int) -> tuple[str, str]:
+    """A letter, a text of letters with a digit, and which digit that letter has most often; each letter favours one."""
+    letters, digits = "abcd", "0123"
+    favourite = {letter: generator.choice(digits) for letter in letters}
+    asked = generator.choice(letters)
+    words = [
+        letter + generator.choice(digits + favourite[letter]) for letter in generator.choices(letters, k=length - 1)
+    ]
+    often = Counter(word[1] for word in words if word[0] == asked)
+    return " ".join([asked, *words]), max(sorted(digits), key=lambda digit: often[digit])
+
+
 def lines(path: Path, texts: Iterator[str]) -> None:
     """Write a text on each line."""
     with path.open("w") as file:
@@ -52,7 +66,7 @@ def lines(path: Path, texts: Iterator[str]) -> None:
 def main() -> None:
     """Write one task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("recall", "copy", "count"))
+    parser.add_argument("task", choices=("recall", "copy", "count", "majority"))
     parser.add_argument("--out", type=Path, default=Path("tasks"))
     parser.add_argument("--length", type=int, default=256, help="words of an example")
     parser.add_argument("--examples", type=int, default=20_000)
@@ -67,11 +81,12 @@ def main() -> None:
             texts = [copy(generator, args.length) for _ in range(args.examples)]
             lines(folder / "source.txt", iter(texts))
             lines(folder / "target.txt", iter(texts))
-        case "count":
+        case "count" | "majority":
+            make = count if args.task == "count" else majority
             with (folder / "examples.csv").open("w", newline="") as file:
                 writer = csv.writer(file)
                 writer.writerow(["text", "label"])
-                writer.writerows(count(generator, args.length) for _ in range(args.examples))
+                writer.writerows(make(generator, args.length) for _ in range(args.examples))
     print(f"wrote {args.examples:,} examples to {folder}")
 
 
