@@ -153,14 +153,14 @@ class RunTrainer(Trainer):
         self.check_finite("norm of the gradient", float(norm))  # before the weights are changed by it
         return norm
 
-    def check_finite(self, name: str, value: float) -> None:
-        """Raise a ValueError for a value that is no number, before it reaches the weights."""
+    def check_finite(self, name: str, value: float, ahead: int = 1) -> None:
+        """Raise a ValueError for a value that is no number, before it reaches the weights, or a checkpoint; it is of ``ahead`` steps from here."""
         if math.isfinite(value):
             return
         saved = checkpoints(self.out)
         kept = f"{saved[0][1].name} is kept" if saved else "no checkpoint was written yet"
         raise ValueError(
-            f"the {name} is {value} at step {self.state.global_step + 1}; try a lower --learning-rate, more --warmup, or "
+            f"the {name} is {value} at step {self.state.global_step + ahead}; try a lower --learning-rate, more --warmup, or "
             f"--precision fp32, with another --out; {kept}"
         )
 
@@ -214,6 +214,7 @@ class RunTrainer(Trainer):
             torch.distributed.all_reduce(sums)
             found = Tally(sums[0].item(), int(sums[1]), int(sums[2]))
         self.write("validation", found.summary())
+        self.check_finite("validation loss", found.summary()["loss"], ahead=0)
         if self.settings.patience:
             if best_row(self.metrics.rows) is self.metrics.rows[-1]:
                 self.save_best()
