@@ -159,6 +159,14 @@ def test_finished_cells_are_skipped_and_a_failure_ends_no_other(tmp_path, monkey
     assert not planned[2].finished(tmp_path)
 
 
+def test_an_interrupted_cell_is_the_last_one(tmp_path, monkeypatch):
+    stopping = STAND_IN.replace("sys.exit(1)", "sys.exit(130)")
+    monkeypatch.setattr(cells, "PROGRAM", (sys.executable, "-c", stopping))
+    with pytest.raises(KeyboardInterrupt):
+        cells.run_cells(sweep.plan(BASE, ["full", "none", "k=4"], 1), tmp_path)
+    assert (tmp_path / "cells" / "calls").read_text().split() == ["full.seed-0", "none.seed-0"]
+
+
 def test_an_interruption_reaches_the_process_and_lets_it_end(tmp_path):
     script = "import signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\nprint(1, flush=True)\ntime.sleep(60)"
     with open(tmp_path / "log", "w") as log:

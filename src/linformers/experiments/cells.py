@@ -24,6 +24,7 @@ from linformers.training.settings import Settings
 PROGRAM = (sys.executable, "-m", "linformers")
 LOOK = 1.0  # seconds between two looks at a running cell
 GRACE = 60.0  # seconds that an interrupted cell has to write its checkpoint
+INTERRUPTED = 130  # the exit code of a cell that somebody interrupted
 
 
 class State(NamedTuple):
@@ -43,6 +44,9 @@ def run_cell(cell: Cell, out: Path, watch: Callable[[State], None] = lambda stat
 
     Returns:
         None, or what went wrong.
+
+    Raises:
+        KeyboardInterrupt: if the cell was interrupted. Who stops a cell does not want the next one to begin.
     """
     directory, words = cell.directory(out), command(cell, out)
     log = directory.with_name(f"{directory.name}.log")
@@ -51,6 +55,8 @@ def run_cell(cell: Cell, out: Path, watch: Callable[[State], None] = lambda stat
         file.write(f"$ {shlex.join(words)}\n")
         file.flush()
         code = run_watched([*PROGRAM, *words[1:]], file, lambda: watch(look(directory)))
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt
     if code:
         return f"it ended with {code}: {last_line(log)} (see {log})"
     return None if cell.finished(out) else f"it left no results of the test part; see {log}"
