@@ -46,7 +46,9 @@ def train(
 
     from linformers.cli.results import table
     from linformers.training import train as run
+    from linformers.training.memory import keep_freed
 
+    keep_freed()
     if quick:
         settings = dataclasses.replace(settings, **{**QUICK, **settings.given()})
     results = run(settings, out, resume=resume)
