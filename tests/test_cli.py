@@ -50,6 +50,11 @@ def test_completion_is_shown(shell: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "linformers" in capsys.readouterr().out
 
 
+def test_a_quick_prediction_has_a_short_input(capsys: pytest.CaptureFixture[str]) -> None:
+    assert launch("bench", "time", "--quick") == 0
+    assert "SEQUENCE LENGTH: 200\nBATCH SIZE:      2\n" in capsys.readouterr().out
+
+
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ([], ["bench"], ["bench", "time"]):
         app([*command, "--help"], result_action="return_value")

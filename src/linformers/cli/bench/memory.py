@@ -41,7 +41,7 @@ def memory(
         threads=common.threads, lengths=lengths, d=channels, k=k, depth=depth, longest_full=longest_full
     )
     given |= {"ff": 4 * channels} if channels else {}
-    quick: dict[str, Any] = {"lengths": (1024, 4096), "longest_full": 4096}
+    quick: dict[str, Any] = {"lengths": (2048,)}  # each number takes a process
     settings = experiment.Settings(**({**quick, **given} if common.quick else given))
     measure(experiment.run, settings, len(settings.lengths), common, tables, y="peak")
 

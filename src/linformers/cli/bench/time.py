@@ -18,6 +18,7 @@ def time(
     num_heads: Size = 8,
     hidden_dim: Size = 128,
     framework: Literal["torch", "keras"] = "torch",
+    quick: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
     """Run a prediction time experiment: an embedding and one attention layer on random tokens.
 
@@ -39,12 +40,14 @@ def time(
         Channels of a head.
     framework
         Whose layer: PyTorch's or Keras'.
+    quick
+        Two inputs of 200 tokens.
     """
     from linformers.experiments import prediction_time
 
     settings = prediction_time.Settings(
-        sequence_length=sequence_length,
-        batch_size=batch_size,
+        sequence_length=200 if quick else sequence_length,
+        batch_size=2 if quick else batch_size,
         embedding_dim=embedding_dim,
         projection_dim=projection_dim,
         num_heads=num_heads,
