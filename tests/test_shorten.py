@@ -4,10 +4,11 @@ import pytest
 import torch
 from comparison import METHODS, SHARINGS, assert_close, make_keep, outputs_and_gradients
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import linformers.shorten
-from linformers import make_projection
+from linformers import LinearMultiheadAttention, make_projection, projections
 from linformers.shorten import Affine, shorten, shortens_first
 
 B, S, MAX_LEN, K, HEADS, D_IN, D_VALUE, D_OUT = 3, 11, 13, 7, 2, 5, 3, 2 * 7
@@ -177,3 +178,32 @@ def test_fewer_slots_can_be_asked_for(method):
     keys, values, _ = shorten(*inputs.values(), *maps, projection, heads=HEADS, k=3)
     assert keys.shape == values.shape == (B, HEADS, 3, D_OUT // HEADS)
     assert (keys.shape[2], projection.k) == (3, K)
+
+
+def test_mass_is_computed_once_for_keys_and_values_and_not_without_a_bias(monkeypatch):
+    asked = []
+    real = projections.multiply_ones
+    monkeypatch.setattr(projections, "multiply_ones", lambda *given: asked.append(1) or real(*given))
+    for bias, times in ((True, 1), (False, 0)):
+        layer = LinearMultiheadAttention(8, 2, seq_len=6, proj_k=3, param_sharing="kv", bias=bias)
+        x = torch.randn(6, 1, 8)
+        layer(x, x, x)
+        assert len(asked) == times
+        asked.clear()
+
+
+def test_autocast_casts_one_matrix_for_all_samples():
+    layer = LinearMultiheadAttention(8, 2, seq_len=6, proj_k=3, param_sharing="kv", batch_first=True)
+    x = torch.randn(4, 6, 8)
+    copies = []
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            if operation is torch.ops.aten._to_copy.default:
+                copies.append(tuple(args[0].shape))
+            return operation(*args, **(kwargs or {}))
+
+    with torch.autocast("cpu", torch.bfloat16), Copies():
+        layer(x, x, x, need_weights=False)
+    assert copies
+    assert (4, 3, 6) not in copies

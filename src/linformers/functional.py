@@ -237,9 +237,11 @@ def filled(real: Tensor, keep: Tensor | None, always: bool = True) -> Tensor | N
 
 
 def multiply(matrix: Tensor, x: Tensor) -> Tensor:
-    """E x for rows ``(heads, c, k)`` and positions ``(b, h or 1, c, d)``: ``(b, h or 1, k, d)``."""
+    """E x for rows ``(heads or 1, c, k)`` and positions ``(b, h or 1, c, d)``: ``(b, h, k, d)``, or ``(b, 1, k, d)`` if both have one."""
+    if len(matrix) == 1 and x.shape[1] == 1:
+        return multiply_by_one(matrix.squeeze(0).mT, x.squeeze(1))[:, None]
     if len(matrix) == 1:
-        return multiply_by_one(matrix.squeeze(0).mT, x.flatten(0, 1)).view(*x.shape[:2], matrix.shape[2], x.shape[3])
+        return matrix.squeeze(0).mT @ x
     if x.shape[1] == 1:
         return torch.einsum("hsk,bsd->bhkd", matrix, x[:, 0])
     return torch.einsum("hsk,bhsd->bhkd", matrix, x)
@@ -256,7 +258,8 @@ def multiply_by_one(matrix: Tensor, x: Tensor) -> Tensor:
     ``matmul`` would copy all of ``x`` to make it one product, because the matrix may want a gradient. As many products take two thirds of
     that time, but make as many gradients ``(c, k)``; so not if those take more room than the copy.
     """
-    if torch.compiler.is_exporting():  # for batches of all sizes
+    # An export is for batches of all sizes; autocast would copy the matrix for each sample.
+    if torch.compiler.is_exporting() or torch.is_autocast_enabled(x.device.type):
         return matrix @ x
     if x.shape[0] == 1:
         return (matrix @ x.squeeze(0))[None]

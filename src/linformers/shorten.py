@@ -67,6 +67,9 @@ def shorten(
     first = shortens_first(projection, key, to_key, heads) and rotate is None
     if first and key is value and projection.parts == 1 and projection.heads == 1:
         slots = projection(key[:, None], keep, KEY, k)
+        if slots.mass is not None and (bias_of(to_key) is not None or bias_of(to_value) is not None):
+            mass = slots.mass()  # once for both
+            slots = slots._replace(mass=lambda: mass)
         keys, values = map_slots(slots, to_key, heads), map_slots(slots, to_value, heads)
         return keys, values, slot_keep(slots, key)
     keys, slots = one(key, to_key, projection, KEY, first, heads, keep, k, rotate)
@@ -179,7 +182,7 @@ def mapped(
 def map_slots(slots: Slots, linear: ChannelMap, heads: int) -> Tensor:
     """``(E x) W + (E 1) c`` for shortened content: ``(b, g, k, e / g)``."""
     content, mass, _ = slots
-    bias = linear.bias() if callable(linear.bias) else linear.bias  # a quantised layer's is a method
+    bias = bias_of(linear)
     if content.shape[1] == 1:
         y = linear(content.squeeze(1))  # (b, k, e), with the bias once
         if bias is not None and mass is not None:
@@ -190,6 +193,11 @@ def map_slots(slots: Slots, linear: ChannelMap, heads: int) -> Tensor:
         raise TypeError(f"cannot map the slots of each head apart with {type(linear).__name__}")
     y = torch.einsum("bgkd,ged->bgke", content, weight.view(heads, -1, weight.shape[1]))
     return y if bias is None else y + (mass()[..., None] * bias.view(heads, 1, -1)).to(y.dtype)
+
+
+def bias_of(linear: ChannelMap) -> Tensor | None:
+    """The bias of a map; that of a quantised layer is a method."""
+    return linear.bias() if callable(linear.bias) else linear.bias
 
 
 def raw_weight(linear: ChannelMap) -> Tensor | None:

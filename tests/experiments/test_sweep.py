@@ -159,8 +159,9 @@ def test_finished_cells_are_skipped_and_a_failure_ends_no_other(tmp_path, monkey
     assert not planned[2].finished(tmp_path)
 
 
-def test_an_interrupted_cell_is_the_last_one(tmp_path, monkeypatch):
-    stopping = STAND_IN.replace("sys.exit(1)", "sys.exit(130)")
+@pytest.mark.parametrize("end", ["sys.exit(130)", "import os; os.kill(os.getpid(), 15)"])
+def test_an_interrupted_cell_is_the_last_one(end, tmp_path, monkeypatch):
+    stopping = STAND_IN.replace("sys.exit(1)", end)
     monkeypatch.setattr(cells, "PROGRAM", (sys.executable, "-c", stopping))
     with pytest.raises(KeyboardInterrupt):
         cells.run_cells(sweep.plan(BASE, ["full", "none", "k=4"], 1), tmp_path)

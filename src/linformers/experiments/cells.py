@@ -24,7 +24,7 @@ from linformers.training.settings import Settings
 PROGRAM = (sys.executable, "-m", "linformers")
 LOOK = 1.0  # seconds between two looks at a running cell
 GRACE = 60.0  # seconds that an interrupted cell has to write its checkpoint
-INTERRUPTED = 130  # the exit code of a cell that somebody interrupted
+INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit codes of a cell that somebody stopped
 
 
 class State(NamedTuple):
@@ -55,7 +55,7 @@ def run_cell(cell: Cell, out: Path, watch: Callable[[State], None] = lambda stat
         file.write(f"$ {shlex.join(words)}\n")
         file.flush()
         code = run_watched([*PROGRAM, *words[1:]], file, lambda: watch(look(directory)))
-    if code == INTERRUPTED:
+    if code in INTERRUPTED:
         raise KeyboardInterrupt
     if code:
         return f"it ended with {code}: {last_line(log)} (see {log})"

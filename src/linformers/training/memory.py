@@ -6,9 +6,10 @@ import sys
 
 import torch
 
-# Of malloc.h: the size from which memory is asked from the system for one tensor alone, and how much free memory goes back to it.
+# Of malloc.h: how much free memory goes back to the system, and the size from which it is asked for one tensor alone.
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-LARGEST = 2**31 - 1  # mallopt takes an int
+# The largest tensors that are kept: what is kept does not always fit what is asked for next. Older C libraries refuse more than 32 MB.
+LARGEST, LARGEST_BEFORE = 2**28, 2**25
 
 
 def peak_megabytes() -> float:
@@ -27,8 +28,9 @@ def keep_freed() -> bool:
     """Let the C library keep the memory that is freed, for this whole process; True if it does from now on.
 
     Every step of training on a CPU frees what the next one needs again. The C library gives large tensors back to the system, which hands
-    them out anew page by page, filled with zeros: with a vocabulary of 8,192 that took 40 % of a step. It is left as it is if the
-    environment says something about it, or if this is not the C library of GNU.
+    them out anew page by page, filled with zeros: with a vocabulary of 8,192 that took 40 % of a step. What is kept is in part
+    too small for what comes next, so the process grows, there by half. It is left as it is if the environment says something about it, or
+    if this is not the C library of GNU.
     """
     if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
@@ -36,4 +38,6 @@ def keep_freed() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except AttributeError:
         return False
-    return bool(mallopt(TRIM_THRESHOLD, LARGEST) and mallopt(MMAP_THRESHOLD, LARGEST))
+    # This one first: where both are refused nothing has changed. To set either ends the growth of the other by itself.
+    taken = mallopt(MMAP_THRESHOLD, LARGEST) or mallopt(MMAP_THRESHOLD, LARGEST_BEFORE)
+    return bool(taken and mallopt(TRIM_THRESHOLD, 2**31 - 1))

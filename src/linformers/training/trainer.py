@@ -154,7 +154,11 @@ class RunTrainer(Trainer):
         return norm
 
     def check_finite(self, name: str, value: float, ahead: int = 1) -> None:
-        """Raise a ValueError for a value that is no number, before it reaches the weights, or a checkpoint; it is of ``ahead`` steps from here."""
+        """Raise a ValueError for a value that is no number, before it reaches the weights, or a checkpoint.
+
+        Args:
+            ahead: how many steps after the last finished one it belongs to.
+        """
         if math.isfinite(value):
             return
         saved = checkpoints(self.out)
@@ -213,14 +217,15 @@ class RunTrainer(Trainer):
             sums = torch.tensor([found.loss, found.labels, found.correct], dtype=torch.float64, device=self.args.device)
             torch.distributed.all_reduce(sums)
             found = Tally(sums[0].item(), int(sums[1]), int(sums[2]))
-        self.write("validation", found.summary())
-        self.check_finite("validation loss", found.summary()["loss"], ahead=0)
+        summary = found.summary()
+        self.write("validation", summary)
+        self.check_finite("validation loss", summary.get("loss", 0.0), ahead=0)  # none without labels
         if self.settings.patience:
             if best_row(self.metrics.rows) is self.metrics.rows[-1]:
                 self.save_best()
             if is_stale(self.metrics.rows, self.settings.patience):
                 self.control.should_training_stop = self.control.should_save = True
-        found_metrics = {f"eval_{name}": value for name, value in found.summary().items()}
+        found_metrics = {f"eval_{name}": value for name, value in summary.items()}
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found_metrics)
         return found_metrics
 

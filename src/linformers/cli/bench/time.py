@@ -41,7 +41,7 @@ def time(
     framework
         Whose layer: PyTorch's or Keras'.
     quick
-        Two inputs of 200 tokens.
+        Two inputs of 200 tokens, whatever else is asked for.
     """
     from linformers.experiments import prediction_time
 
