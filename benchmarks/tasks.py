@@ -2,6 +2,7 @@
 
     python benchmarks/tasks.py recall --out tasks     # tasks/recall/text.txt, for --task clm
     python benchmarks/tasks.py copy --out tasks       # tasks/copy/source.txt and target.txt, for --task seq2seq
+    python benchmarks/tasks.py echo --out tasks       # tasks/echo/source.txt and target.txt, for --task seq2seq
     python benchmarks/tasks.py count --out tasks      # tasks/count/examples.csv, for --task classify
     python benchmarks/tasks.py majority --out tasks   # tasks/majority/examples.csv, for --task classify
 
@@ -35,6 +36,12 @@ def copy(generator: random.Random, length: int) -> str:
     return " ".join(f"w{generator.randrange(32)}" for _ in range(generator.randint(length // 2, length)))
 
 
+def echo(generator: random.Random, length: int) -> tuple[str, str]:
+    """Words that say nothing, and others, said twice: the second half of the target can be known, from its first half."""
+    half = [f"w{generator.randrange(32)}" for _ in range(length // 2)]
+    return " ".join(f"w{generator.randrange(32)}" for _ in range(8)), " ".join(half + half)
+
+
 def count(generator: random.Random, length: int) -> tuple[str, str]:
     """A word, and a text in which it stands 0 to 9 times, anywhere, and how often that is."""
     kinds = [f"w{i}" for i in range(32)]
@@ -66,7 +73,7 @@ def lines(path: Path, texts: Iterator[str]) -> None:
 def main() -> None:
     """Write one task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("recall", "copy", "count", "majority"))
+    parser.add_argument("task", choices=("recall", "copy", "echo", "count", "majority"))
     parser.add_argument("--out", type=Path, default=Path("tasks"))
     parser.add_argument("--length", type=int, default=256, help="words of an example")
     parser.add_argument("--examples", type=int, default=20_000)
@@ -81,6 +88,10 @@ def main() -> None:
             texts = [copy(generator, args.length) for _ in range(args.examples)]
             lines(folder / "source.txt", iter(texts))
             lines(folder / "target.txt", iter(texts))
+        case "echo":
+            pairs = [echo(generator, args.length) for _ in range(args.examples)]
+            lines(folder / "source.txt", (source for source, _ in pairs))
+            lines(folder / "target.txt", (target for _, target in pairs))
         case "count" | "majority":
             make = count if args.task == "count" else majority
             with (folder / "examples.csv").open("w", newline="") as file:

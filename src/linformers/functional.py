@@ -259,7 +259,7 @@ def multiply_by_one(matrix: Tensor, x: Tensor) -> Tensor:
     that time, but make as many gradients ``(c, k)``; so not if those take more room than the copy.
     """
     # An export is for batches of all sizes; autocast would copy the matrix for each sample.
-    if torch.compiler.is_exporting() or torch.is_autocast_enabled(x.device.type):
+    if torch.compiler.is_exporting() or (x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)):
         return matrix @ x
     if x.shape[0] == 1:
         return (matrix @ x.squeeze(0))[None]
