@@ -13,7 +13,7 @@ from linformers.blocks import attend_blocks, attend_blocks_with_weights
 from linformers.causal import block_sizes, compress_finished
 from linformers.functional import align_left, attend, attend_with_weights, blank, by_rows, insert_slots, take
 from linformers.projections import Method, Projection, check_length, make_projection
-from linformers.shorten import Affine, shorten
+from linformers.shorten import Affine, shorten, to_heads
 
 
 class LinearMultiheadAttention(nn.Module):
@@ -266,7 +266,7 @@ class LinearMultiheadAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
 
         def split(x: Tensor) -> Tensor:  # (b, n, embed_dim) -> (b, h, n, d)
-            return to_query(x).reshape(*x.shape[:2], self.num_heads, self.head_dim).transpose(1, 2)
+            return to_heads(to_query(x), self.num_heads)
 
         if need_weights:
             out, weights = attend_with_weights(split(query), k, v, slot_keep, dropout)
@@ -294,8 +294,7 @@ class LinearMultiheadAttention(nn.Module):
             keep = moved
             key, value = blank(key, keep), blank(value, keep)
         q, k, v = (
-            to(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for to, x in zip(self._channel_maps(), (query, key, value), strict=True)
+            to_heads(to(x), self.num_heads) for to, x in zip(self._channel_maps(), (query, key, value), strict=True)
         )
         slot_k, slot_v, slot_keep = compress_finished(k, v, self.projection, keep=keep)
         pattern: dict[str, Any] = {

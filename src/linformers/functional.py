@@ -238,7 +238,7 @@ def filled(real: Tensor, keep: Tensor | None, always: bool = True) -> Tensor | N
 
 def multiply(matrix: Tensor, x: Tensor) -> Tensor:
     """E x for rows ``(heads or 1, c, k)`` and positions ``(b, h or 1, c, d)``: ``(b, h, k, d)``, or ``(b, 1, k, d)`` if both have one."""
-    if len(matrix) == 1 and x.shape[1] == 1:
+    if len(matrix) == 1 and x.shape[1] == 1:  # squeezed: an index would fill a gradient of zeros first
         return multiply_by_one(matrix.squeeze(0).mT, x.squeeze(1))[:, None]
     if len(matrix) == 1:
         return matrix.squeeze(0).mT @ x

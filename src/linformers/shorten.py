@@ -187,7 +187,7 @@ def map_slots(slots: Slots, linear: ChannelMap, heads: int) -> Tensor:
         y = linear(content.squeeze(1))  # (b, k, e), with the bias once
         if bias is not None and mass is not None:
             y = y + ((mass()[:, 0, :, None] - 1) * bias).to(y.dtype)
-        return y.reshape(*y.shape[:2], heads, y.shape[2] // heads).transpose(1, 2)
+        return to_heads(y, heads)
     weight = raw_weight(linear)
     if weight is None or mass is None:  # shortens_first does not let it come to this
         raise TypeError(f"cannot map the slots of each head apart with {type(linear).__name__}")
@@ -207,7 +207,12 @@ def raw_weight(linear: ChannelMap) -> Tensor | None:
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """``(b, 1, k, e)`` to ``(b, g, k, e / g)``; already split, it stays as it is."""
-    return x.squeeze(1).unflatten(-1, (heads, -1)).transpose(1, 2) if x.shape[1] == 1 else x
+    return to_heads(x.squeeze(1), heads) if x.shape[1] == 1 else x
+
+
+def to_heads(x: Tensor, heads: int) -> Tensor:
+    """``(b, n, e)`` to ``(b, heads, n, e / heads)``."""
+    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)
 
 
 def slot_keep(slots: Slots, key: Tensor) -> Tensor | None:

@@ -1,6 +1,7 @@
 """Faults: each a clear error, and nothing that was saved is lost."""
 
 import json
+import math
 import resource
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from training_cases import rows, run, settings, weights
 
 from linformers.training import Settings, load_run, train
 from linformers.training.checkpoints import checkpoints
+from linformers.training.metrics import Tally
 
 
 def test_a_loss_that_is_no_number_names_the_step(data, tmp_path):
@@ -23,6 +25,13 @@ def test_a_loss_that_is_no_number_names_the_step(data, tmp_path):
 
     for _, path in checkpoints(tmp_path / "run"):
         assert all(tensor.isfinite().all() for tensor in load_file(path / "model.safetensors").values())
+
+
+def test_a_validation_loss_that_is_no_number_is_not_saved(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("linformers.training.trainer.measure", lambda *_: Tally(loss=math.nan, labels=1))
+    with pytest.raises(ValueError, match=r"the validation loss is nan at step 1; .* no checkpoint was written yet"):
+        run("mlm", data["mlm"], tmp_path / "run", eval_steps=1, save_steps=1)
+    assert not checkpoints(tmp_path / "run")
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(data, tmp_path, monkeypatch):
