@@ -29,6 +29,14 @@ VARIANTS = {
     "windowed encoder": {"local_window": 3},
     "full": {"attention": "full"},
     "no self-attention": {"attention": "none"},
+    "full cross-attention": {"cross_attention": "full"},
+    "full cross-attention, sharing none": {"cross_attention": "full", "parameter_sharing": "none"},
+    "slots of the source only": {"attention": "full", "cross_attention": "linformer"},
+    "slots of the source only, sharing kv": {
+        "attention": "none",
+        "cross_attention": "linformer",
+        "parameter_sharing": "kv",
+    },
     "reversible": {"reversible": True},
     "C2": {"checkpoint_level": "C2"},
     "rotary": {"positions": "rotary", "dim_d": 4},
@@ -141,6 +149,41 @@ def test_each_side_has_its_own_projections(sharing, per_layer, tmp_path):
     assert torch.equal(again(src, tgt), model(src, tgt))
 
 
+@pytest.mark.parametrize(
+    ("attention", "cross_attention", "kind"),
+    [
+        ("linformer", "same", "linformer"),
+        ("linformer", "full", "full"),
+        ("full", "same", "full"),
+        ("full", "linformer", "linformer"),
+        ("none", "same", "full"),
+        ("none", "linformer", "linformer"),
+    ],
+)
+@pytest.mark.parametrize("sharing", ["layerwise", "kv"])
+def test_the_source_is_seen_as_asked_for(attention, cross_attention, kind, sharing):
+    """Every position of it once, in any order; or as many slots as there are."""
+    model = make_encdec(attention=attention, cross_attention=cross_attention, parameter_sharing=sharing)
+    stack, layer = model.decoder.body.linformer, model.decoder.body.linformer.layers[0]
+    context, mask = torch.randn(2, SOURCE, stack.context_channels, dtype=torch.float64), holes(2, SOURCE)
+    x = torch.randn(2, 5, CHANNELS, dtype=torch.float64)
+    memory = stack.memory(context, mask)[0]
+    assert memory.keys.shape[2] == (SOURCE if kind == "full" else layer.cross.slots)
+    owned = sum(isinstance(m, Projection) for m in stack.modules())
+    expected = {"layerwise": 1, "kv": stack.depth}[sharing]
+    assert owned == ((attention == "linformer") + (kind == "linformer")) * expected
+    out = layer.cross.look_up(x, memory)[0]
+    order = torch.randperm(SOURCE)
+    moved = layer.cross.look_up(x, stack.memory(context[:, order], mask[:, order])[0])[0]
+    assert torch.allclose(moved, out) == (kind == "full")
+    if kind == "full":
+        heads = [t.unflatten(-1, (layer.cross.heads, -1)).transpose(1, 2) for t in (
+            layer.cross.q_proj(x), layer.cross.k_proj(context), layer.cross.v_proj(context)
+        )]  # fmt: skip
+        seen = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=mask[:, None, None])
+        torch.testing.assert_close(out, layer.cross.out_proj(seen.transpose(1, 2).flatten(2)))
+
+
 # Names
 
 
@@ -196,6 +239,7 @@ def test_sizes_by_position():
         ("enc_block_size", "unknown option 'enc_block_size'"),
         ("dec_local_window", "unknown option 'dec_local_window'"),
         ("context_size", "unknown option 'context_size'"),
+        ("enc_cross_attention", "unknown option 'enc_cross_attention'"),
         ("enc_tie_weights", "unknown option 'enc_tie_weights'"),
         ("enc_enc_depth", "unknown option 'enc_enc_depth'"),
     ],

@@ -714,6 +714,8 @@ def test_options_agree_with_the_signature():
         ({"ff_intermediate": 7, "include_ff": False}, ["ff_intermediate=7", "include_ff=False"]),
         ({"method": torch.eye(N), "parameter_sharing": "kv"}, ["method", "parameter_sharing='kv'"]),
         ({"method": torch.eye(N), "context_size": 7}, ["method", "context_size=7"]),
+        ({"cross_attention": "full"}, ["cross_attention='full'", "context_size"]),
+        ({"cross_attention": "none", "context_size": 7}, ["cross_attention", "'none'"]),
         ({"dim_k": [3], "depth": 2}, ["dim_k lists 1 sizes", "depth of 2"]),
         ({"dim_k": [3, 2], "k_reduce_by_layer": 1}, ["dim_k", "[3, 2]", "k_reduce_by_layer is 1"]),
         ({"local_kernel": 4}, ["local_kernel must be odd", "4"]),

@@ -17,18 +17,16 @@ from linformers.stack import LinformerOptions
 
 SIZES = ("num_tokens", "input_size", "channels")
 SHARED = (*SIZES, "dim_k", "emb_dim", "positions", "dropout_tokens", *LinformerOptions.__annotations__)
-ENCODER = tuple(name for name in SHARED if name not in ("causal", "block_size", "context_size", "context_channels"))
-DECODER = tuple(
-    name
-    for name in (*SHARED, "tie_weights")
-    if name not in ("causal", "local_window", "context_size", "context_channels")
-)
+CONTEXT = ("context_size", "context_channels")
+ENCODER = tuple(name for name in SHARED if name not in ("causal", "block_size", "cross_attention", *CONTEXT))
+DECODER = tuple(name for name in (*SHARED, "tie_weights") if name not in ("causal", "local_window", *CONTEXT))
 
 
 class LinformerEncDec(nn.Module):
     """Source tokens ``(b, s)`` and target tokens ``(b, t)`` to logits of the next target tokens ``(b, t, v)``.
 
-    The encoder sees the whole source. The decoder is causal, and looks up a source that each of its layers has compressed once.
+    The encoder sees the whole source. The decoder is causal, and looks up a source that each of its layers has compressed once;
+    with ``cross_attention="full"`` it sees every position of the source, at a cost of s times t.
 
     Args:
         enc_num_tokens: size of the source vocabulary.

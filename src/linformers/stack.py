@@ -18,6 +18,7 @@ from linformers.projections import SHARINGS, Method, Projection, make_projection
 from linformers.reversible import run_reversible
 
 ATTENTIONS = ("linformer", "full", "none", "local")
+CROSS_ATTENTIONS = ("same", "linformer", "full")
 
 
 class LinformerOptions(TypedDict, total=False):
@@ -54,6 +55,7 @@ class LinformerOptions(TypedDict, total=False):
     reversible: bool
     context_size: int | None
     context_channels: int | None
+    cross_attention: str
 
 
 class Linformer(nn.Module):
@@ -100,6 +102,8 @@ class Linformer(nn.Module):
         reversible: recompute each layer's input from its output.
         context_size: add cross-attention to a context of at most this length (a decoder).
         context_channels: channels of that context; None means ``channels``.
+        cross_attention: ``"linformer"`` shortens the context to as many slots as self-attention has; ``"full"`` sees each of its
+            positions; ``"same"`` is full too, unless self-attention has slots.
 
     Example:
         >>> import torch
@@ -146,6 +150,7 @@ class Linformer(nn.Module):
         reversible: bool = False,
         context_size: int | None = None,
         context_channels: int | None = None,
+        cross_attention: str = "same",
     ) -> None:
         super().__init__()
         at_least_one(
@@ -168,6 +173,7 @@ class Linformer(nn.Module):
         one_of("norm", norm, ("pre", "post"))
         one_of("checkpoint_level", checkpoint_level, ("C0", "C1", "C2"))
         one_of("attention", attention, ATTENTIONS)
+        one_of("cross_attention", cross_attention, CROSS_ATTENTIONS)
         one_of("parameter_sharing", parameter_sharing, SHARINGS)
         head_dim = channels // nhead if dim_d is None else dim_d
         groups = 1 if one_kv_head else kv_heads or nhead
@@ -216,8 +222,13 @@ class Linformer(nn.Module):
                 f"a method of your own is one for all layers, got parameter_sharing={parameter_sharing!r}; use 'layerwise'",
             ),
             (
-                not isinstance(method, str) and context_size,
-                f"a method of your own is for self-attention, got context_size={context_size}; use a named method",
+                cross_attention != "same" and not context_size,
+                f"cross_attention={cross_attention!r} has no meaning without a context; give context_size",
+            ),
+            (
+                not isinstance(method, str) and context_size and cross_attention != "full",
+                f"a method of your own is for self-attention, got context_size={context_size}; use a named method, or "
+                "cross_attention='full'",
             ),
             (
                 ff_intermediate is not None and not include_ff,
@@ -252,19 +263,24 @@ class Linformer(nn.Module):
                 )
             return made
 
-        projected, layerwise = attention == "linformer", parameter_sharing == "layerwise"
-        self.projection = project(length, max(slots)) if projected and layerwise else None
+        layerwise = parameter_sharing == "layerwise"
+        if cross_attention == "same":
+            cross_attention = "linformer" if attention == "linformer" else "full"
+        self.projection = project(length, max(slots)) if attention == "linformer" and layerwise else None
         self.context_projection = (
-            project(context_size, max(across)) if projected and layerwise and context_size else None
+            project(context_size, max(across))
+            if cross_attention == "linformer" and layerwise and context_size
+            else None
         )
 
-        def attend(width: int, length: int, slots: int, **options: Any) -> Attention:
+        def attend(width: int, length: int, slots: int, kind: str, **options: Any) -> Attention:
             return Attention(
                 width,
                 heads=nhead,
                 head_dim=head_dim,
                 kv_heads=groups,
-                projection=project(length, slots) if projected and not layerwise else None,
+                kind=kind,
+                projection=project(length, slots) if kind == "linformer" and not layerwise else None,
                 slots=slots,
                 dropout=dropout,
                 out_hidden=w_o_intermediate_dim,
@@ -280,11 +296,11 @@ class Linformer(nn.Module):
             mixing = LocalMixing(width, local_kernel, causal=causal) if local_kernel else None
             own = None
             if attention != "none":
-                own = attend(width, length, slots[i], kind=attention, k=totals[i], block=block, causal=causal)
+                own = attend(width, length, slots[i], attention, k=totals[i], block=block, causal=causal)
             cross = None
             if context_size:  # cross-attention is there whatever self-attention is: nothing else reads the context
-                kind = "linformer" if projected else "full"
-                cross = attend(width, context_size, across[i], kind=kind, context_channels=self.context_channels)
+                channels_in = self.context_channels
+                cross = attend(width, context_size, across[i], cross_attention, context_channels=channels_in)
             ff = None
             if include_ff:
                 ff = FeedForward(width, dim_ff, out_width, dropout=dropout_ff, activation=activation, gated=gated)

@@ -80,6 +80,15 @@ def test_it_shows_its_inside(kind):
     assert_close(output[0], model(**inputs)[0])
 
 
+def test_a_decoder_may_see_every_position_of_its_source(tmp_path):
+    model, inputs = make(LinformerForSeq2SeqLM, cross_attention="full"), make_inputs(LinformerForSeq2SeqLM, make_ids())
+    output = model(**inputs, output_attentions=True)
+    assert [tuple(x.shape) for x in output.cross_attentions] == [(3, HEADS, 7, 11)] * DEPTH
+    assert output.encoder_attentions[0].shape[-1] == K
+    model.save_pretrained(tmp_path)
+    assert_close(LinformerForSeq2SeqLM.from_pretrained(tmp_path, dtype="auto")(**inputs).logits, output.logits)
+
+
 @every
 def test_it_returns_tuples_and_takes_embeddings(kind):
     model, inputs = make(kind), make_inputs(kind, make_ids())

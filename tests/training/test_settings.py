@@ -6,6 +6,7 @@ import pytest
 
 from linformers.causal import block_sizes
 from linformers.training import PRESETS, Settings
+from linformers.training.models import configuration
 from linformers.training.settings import decoder_slots, default_block
 
 
@@ -21,6 +22,22 @@ def test_presets_fill_everything_in(preset, task):
     assert filled.k == filled.n // 4
     if causal:  # slots are used: there are more than the two blocks that are seen exactly
         assert filled.n // block_sizes(filled.n, filled.k, filled.block_size)[0] >= 4
+
+
+class Tokens:
+    """As much of a tokeniser as a configuration asks for."""
+
+    pad_token_id, bos_token_id, eos_token_id = 0, 1, 2
+
+    def __len__(self):
+        return 7
+
+
+@pytest.mark.parametrize("kind", ["same", "linformer", "full"])
+def test_the_decoder_sees_its_source_as_the_settings_say(kind):
+    settings = Settings(task="seq2seq", cross_attention=kind).filled()
+    assert configuration(settings, Tokens(), []).cross_attention == kind
+    assert Settings(task="seq2seq").filled().cross_attention == "same"
 
 
 @pytest.mark.parametrize("n", [5, 12, 64, 96, 100, 1000, 4096])

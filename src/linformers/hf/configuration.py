@@ -14,7 +14,7 @@ from linformers.causal import block_sizes
 from linformers.layers import ACTIVATIONS
 from linformers.models import POOLINGS, POSITIONS
 from linformers.projections import METHODS, SHARINGS, STARTS, one_of
-from linformers.stack import ATTENTIONS
+from linformers.stack import ATTENTIONS, CROSS_ATTENTIONS
 
 DEFAULT_SLOTS = 256
 
@@ -61,6 +61,8 @@ class LinformerConfig(PreTrainedConfig):
         decoder_attention_heads: heads of its decoder; None means ``num_attention_heads``.
         decoder_ffn_dim: feed-forward channels of its decoder; None means ``intermediate_size``.
         decoder_proj_k: slots of its decoder, for the target and for the source; None means ``proj_k``, as far as they fit.
+        cross_attention: how its decoder sees the source: in slots (``"linformer"``), every position (``"full"``), or as its
+            self-attention sees the target (``"same"``).
         max_target_positions: the longest target; None means ``max_position_embeddings``.
         decoder_start_token_id: what a target begins with; None means ``bos_token_id``, or else ``pad_token_id``.
 
@@ -112,6 +114,7 @@ class LinformerConfig(PreTrainedConfig):
     decoder_attention_heads: int | None = None
     decoder_ffn_dim: int | None = None
     decoder_proj_k: int | list[int] | None = None
+    cross_attention: str = "same"
     max_target_positions: int | None = None
     decoder_start_token_id: int | None = None
 
@@ -208,6 +211,7 @@ class LinformerConfig(PreTrainedConfig):
             ("method", METHODS),
             ("start", STARTS),
             ("attention", ATTENTIONS),
+            ("cross_attention", CROSS_ATTENTIONS),
         ):
             one_of(name, getattr(self, name), allowed)
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):

@@ -138,6 +138,7 @@ class LinformerModel(LinformerPreTrainedModel):
             dropout=config.attention_probs_dropout_prob,
             dropout_ff=config.hidden_dropout_prob,
             context_size=context_size,
+            cross_attention=config.cross_attention if context_size else "same",
         )
         for layer in self.body.linformer.layers:
             layer.__class__ = LinformerLayer  # the same layer, with transformers' switch

@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "task": "mlm",
     "preset": "small",
     "attention": "linformer",
+    "cross_attention": "same",
     "sharing": "layerwise",
     "method": "learnable",
     "start": "random",
@@ -98,6 +99,8 @@ class Settings:
         Tokens of a new tokeniser.
     attention
         linformer (k slots), full, local (only the neighbours in --local-window), or none.
+    cross_attention
+        How a target sees its source, for seq2seq: in slots (linformer), every token (full), or like --attention (same).
     n
         The longest input, in tokens.
     target_n
@@ -196,6 +199,7 @@ class Settings:
     vocab_size: int = UNSAID
 
     attention: Literal["linformer", "full", "local", "none"] = UNSAID
+    cross_attention: Literal["same", "linformer", "full"] = UNSAID
     n: int = UNSAID
     target_n: int = UNSAID
     k: int = UNSAID
