@@ -39,6 +39,8 @@ def test_a_slow_contender_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
     assert measure.interleave({"a": lambda: seen.append("a")}, 5)["a"].rounds == 1
     assert seen == ["a"]
+    assert measure.interleave({"a": lambda: seen.append("a")}, 5, warm=True)["a"].rounds == 5
+    assert seen == ["a"] * 6
 
 
 def test_what_is_short_runs_several_times_in_a_turn() -> None:
@@ -242,6 +244,7 @@ def test_streaming_measures_every_length(capsys: pytest.CaptureFixture[str]) -> 
     cells = streaming.run(settings)["cells"]
     assert [cell["n"] for cell in cells] == [64, 128]
     assert cells[1]["rate"] == 128 / cells[1]["seconds"]
+    assert cells[0]["sgemm"] == cells[1]["sgemm"]
     sizes = ["--lengths", "64", "--channels", "8", "--k", "4", "--rounds", "1", "--threads", "1"]
     assert launch("bench", "stream", *sizes) == 0
     assert "MB" in capsys.readouterr().out

@@ -72,6 +72,12 @@ def test_the_options_of_a_model_export_too(tmp_path, options):
     assert ("token_type_ids" in result.inputs) == ("type_vocab_size" in options)
 
 
+@pytest.mark.slow
+def test_a_decoder_that_sees_every_position_exports_too(tmp_path):
+    result = export(make(LinformerForSeq2SeqLM, **SMALL, cross_attention="full"), tmp_path / "model.onnx")
+    assert max(check.error for check in result.checks) < 1e-4
+
+
 def test_the_command_takes_a_run_and_says_what_it_checked(tmp_path, capsys):
     make(LinformerForCausalLM, **SMALL).save_pretrained(tmp_path / "run" / "final")
     (tmp_path / "run" / "config.json").write_text("{}")  # the settings of a run, not of a model

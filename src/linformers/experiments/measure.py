@@ -53,7 +53,12 @@ def pinned(threads: int) -> Iterator[None]:
 
 
 def interleave(
-    steps: Mapping[str, Step], rounds: int, *, budget: float | None = 60.0, report: Report | None = None
+    steps: Mapping[str, Step],
+    rounds: int,
+    *,
+    budget: float | None = 60.0,
+    report: Report | None = None,
+    warm: bool = False,
 ) -> dict[str, Timing]:
     """Time ``steps`` in turns, after a warm-up turn of each; the fastest turn counts.
 
@@ -62,11 +67,12 @@ def interleave(
         rounds: how often each takes its turn.
         budget: seconds after which no further round begins; one is always run. None runs them all.
         report: told the name of what runs.
+        warm: everything has run before, so that no turn is a warm-up, and however long one takes there is a next.
     """
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
     began, best = time.perf_counter(), dict[str, Timing]()
-    for name, step in steps.items():
+    for name, step in () if warm else steps.items():
         seconds = _timed(name, step, report)
         if seconds > SLOW:
             best[name] = Timing(seconds, 1)

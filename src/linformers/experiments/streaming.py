@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from linformers.experiments.contenders import OURS, attention_flops
-from linformers.experiments.measure import Report, Step, describe, measure_cell, peak_memory, pinned
+from linformers.experiments.measure import (
+    Report,
+    Step,
+    describe,
+    interleave,
+    peak_memory,
+    pinned,
+    sgemm_rate,
+    sgemm_step,
+)
 from linformers.stack import Linformer
 from linformers.streaming import stream
 
@@ -25,8 +34,8 @@ class Settings:
     k: int = 256
     ff: int = 2048
     chunk: int | None = None
-    rounds: int = 3
-    budget: float | None = 60.0
+    rounds: int = 2
+    budget: float | None = None
     threads: int = 2
     memory: bool = True
 
@@ -39,27 +48,43 @@ def make_step(*, n: int, d: int, heads: int, k: int, ff: int, chunk: int | None)
     return lambda: stream(model, x, chunk=chunk, out=out)
 
 
+def passes(step: Step, count: int, done: Report) -> Step:
+    """The same several times, and ``done`` at the end."""
+
+    def run() -> None:
+        for _ in range(count):
+            step()
+        done("turn")
+
+    return run
+
+
 def run(settings: Settings, report: Report = lambda text: None, done: Report = lambda text: None) -> dict[str, Any]:
-    """Measure, and return a result; ``rate`` is in tokens a second, ``peak`` in bytes beside input, output and parameters."""
+    """Measure, and return a result; ``rate`` is in tokens a second, ``peak`` in bytes beside input, output and parameters.
+
+    In its turn each length reads as many positions as the longest one has, in several passes: the fastest of many short passes would be
+    compared with the mean of a long one otherwise, and a shared machine is never fast for a minute.
+    """
     sizes: dict[str, Any] = {name: getattr(settings, name) for name in ("d", "heads", "k", "ff", "chunk")}
     with pinned(settings.threads):
         result = describe("stream", vars(settings))
+        longest, steps, product = max(settings.lengths), dict[str, Step](), sgemm_step()
         for n in settings.lengths:
-            steps = {OURS: make_step(n=n, **sizes)}
-            (cell,) = measure_cell(
-                steps,
-                settings.rounds,
-                budget=settings.budget,
-                report=lambda name, n=n: report(f"n={n}: {name}"),  # type: ignore[misc]
-                n=n,
-                **{"pass": "forward"},
-            )
-            steps.clear()
+            steps |= {f"sgemm before {n}": product, f"n={n}": passes(make_step(n=n, **sizes), longest // n, done)}
+        make_step(n=min(settings.lengths), **sizes)()  # the same kernels, whatever the length
+        timings = interleave(steps, settings.rounds, budget=settings.budget, report=report, warm=True)
+        rate = sgemm_rate(min(timing.seconds for name, timing in timings.items() if name.startswith("sgemm")))
+        steps.clear()
+        for n in settings.lengths:
+            timing = timings[f"n={n}"]
+            seconds = timing.seconds / (longest // n)
             work = attention_flops(n, settings.k, settings.d) + 4 * n * settings.d * settings.ff
-            cell |= {"rate": n / cell["seconds"], "share_of_sgemm": work / cell["seconds"] / cell["sgemm"]}
+            cell: dict[str, Any] = {"n": n, "pass": "forward", "contender": OURS, "seconds": seconds}
+            cell |= {"rounds": timing.rounds, "sgemm": rate, "rate": n / seconds}
+            cell["share_of_sgemm"] = work / seconds / rate
             if settings.memory:
                 report(f"n={n}: memory")
                 cell["peak"] = peak_memory(make_step, settings.threads, n=n, **sizes)
+                done("memory")
             result["cells"].append(cell)
-            done("length")
     return result
