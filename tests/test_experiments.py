@@ -1,6 +1,7 @@
 """How measurements are made and written; no test looks at a time."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,24 @@ def test_tables_of_peers_and_decode(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(decode, "run", lambda *_: decoded)
     assert launch("bench", "decode", "--positions", "1000") == 0
     assert "1.25" in capsys.readouterr().out
+
+
+def test_streaming_gives_every_length_as_much_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    turns: list[str] = []
+
+    def interleave(steps: Mapping[str, Callable[[], object]], rounds: int, **_: object) -> dict[str, measure.Timing]:
+        for step in steps.values():
+            step()
+        return dict.fromkeys(steps, measure.Timing(22.0, rounds))
+
+    monkeypatch.setattr(streaming, "stream", lambda _, x, **options: read.append(x.shape[1]))
+    monkeypatch.setattr(streaming, "interleave", interleave)
+    settings = streaming.Settings(lengths=(700, 64, 128), d=8, heads=2, k=4, ff=16, threads=1, memory=False)
+    cells = streaming.run(settings, done=turns.append)["cells"]
+    assert read == [64, 700, *[64] * 11, *[128] * 5]  # the first is a warm-up
+    assert len(turns) == 3
+    assert [cell["seconds"] for cell in cells] == [22.0, 2.0, 4.4]
 
 
 def test_streaming_measures_every_length(capsys: pytest.CaptureFixture[str]) -> None:

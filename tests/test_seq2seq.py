@@ -184,6 +184,14 @@ def test_the_source_is_seen_as_asked_for(attention, cross_attention, kind, shari
         torch.testing.assert_close(out, layer.cross.out_proj(seen.transpose(1, 2).flatten(2)))
 
 
+def test_the_source_may_have_slots_of_its_own():
+    model = make_encdec(context_k=7)
+    stack = model.decoder.body.linformer
+    assert stack.memory(torch.randn(1, SOURCE, stack.context_channels, dtype=torch.float64))[0].keys.shape[2] == 7
+    assert stack.projection.k != 7
+    assert make_encdec(context_k=SOURCE + 9).decoder.body.linformer.context_projection.k == SOURCE
+
+
 # Names
 
 
@@ -240,6 +248,7 @@ def test_sizes_by_position():
         ("dec_local_window", "unknown option 'dec_local_window'"),
         ("context_size", "unknown option 'context_size'"),
         ("enc_cross_attention", "unknown option 'enc_cross_attention'"),
+        ("enc_context_k", "unknown option 'enc_context_k'"),
         ("enc_tie_weights", "unknown option 'enc_tie_weights'"),
         ("enc_enc_depth", "unknown option 'enc_enc_depth'"),
     ],

@@ -715,6 +715,7 @@ def test_options_agree_with_the_signature():
         ({"method": torch.eye(N), "parameter_sharing": "kv"}, ["method", "parameter_sharing='kv'"]),
         ({"method": torch.eye(N), "context_size": 7}, ["method", "context_size=7"]),
         ({"cross_attention": "full"}, ["cross_attention='full'", "context_size"]),
+        ({"context_k": 4}, ["context_k=4", "context_size"]),
         ({"cross_attention": "none", "context_size": 7}, ["cross_attention", "'none'"]),
         ({"dim_k": [3], "depth": 2}, ["dim_k lists 1 sizes", "depth of 2"]),
         ({"dim_k": [3, 2], "k_reduce_by_layer": 1}, ["dim_k", "[3, 2]", "k_reduce_by_layer is 1"]),
@@ -807,6 +808,8 @@ def test_memory_is_checked():
     with pytest.raises(ValueError, match="no cross-attention"):
         make_stack({})(inputs(2, 5), memory=stack.memory(context))
     assert stack(inputs(2, 5), memory=stack.memory(context)).shape == (2, 5, CHANNELS)
+    own = make_stack({"method": torch.randn(N, 5), "dim_k": 5, "context_size": 7, "cross_attention": "full"})
+    assert own(inputs(2, 5), memory=own.memory(inputs(2, 7))).shape == (2, 5, CHANNELS)
 
 
 def test_a_step_without_the_memory_it_needs_is_an_error():

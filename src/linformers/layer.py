@@ -62,7 +62,7 @@ class Trace:
         need_weights: ask for the attention weights.
         need_hidden: ask for the hidden states.
         weights: of each layer, ``(b, h, n, k)``, see :meth:`linformers.layers.Attention.forward`.
-        cross_weights: of each layer with cross-attention, ``(b, h, n, k)``.
+        cross_weights: of each layer with cross-attention, ``(b, h, n, k)``, or ``(b, h, n, s)`` if it is full.
         hidden: the input of the first layer, and the output of each, ``(b, n, ch)``; the last before any final norm.
     """
 

@@ -26,9 +26,9 @@ Rotate = Callable[[Tensor], Tensor]
 class Memory(NamedTuple):
     """A context that is ready to be attended to."""
 
-    keys: Tensor  # (b, g, k, d)
-    values: Tensor  # (b, g, k, d)
-    keep: Tensor | None  # (b, k)
+    keys: Tensor  # (b, g, k, d), with full attention (b, g, s, d)
+    values: Tensor  # the same
+    keep: Tensor | None  # (b, k), or (b, s)
 
 
 class Attention(nn.Module):

@@ -18,7 +18,9 @@ from linformers.stack import LinformerOptions
 SIZES = ("num_tokens", "input_size", "channels")
 SHARED = (*SIZES, "dim_k", "emb_dim", "positions", "dropout_tokens", *LinformerOptions.__annotations__)
 CONTEXT = ("context_size", "context_channels")
-ENCODER = tuple(name for name in SHARED if name not in ("causal", "block_size", "cross_attention", *CONTEXT))
+ENCODER = tuple(
+    name for name in SHARED if name not in ("causal", "block_size", "context_k", "cross_attention", *CONTEXT)
+)
 DECODER = tuple(name for name in (*SHARED, "tie_weights") if name not in ("causal", "local_window", *CONTEXT))
 
 
@@ -93,7 +95,7 @@ class LinformerEncDec(nn.Module):
         return self.decoder(tgt, tgt_mask, memory=self.encode(src, src_mask))
 
     def encode(self, src: Tensor, src_mask: Tensor | None = None) -> list[Memory]:
-        """Read a source ``(b, s)`` and compress it for every layer of the decoder; needed once for any number of targets."""
+        """Read a source ``(b, s)`` and prepare it for every layer of the decoder; needed once for any number of targets."""
         return self.decoder.body.linformer.memory(self.encoder(src, src_mask), src_mask)
 
     def generate(

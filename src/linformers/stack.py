@@ -55,6 +55,7 @@ class LinformerOptions(TypedDict, total=False):
     reversible: bool
     context_size: int | None
     context_channels: int | None
+    context_k: int | None
     cross_attention: str
 
 
@@ -102,8 +103,9 @@ class Linformer(nn.Module):
         reversible: recompute each layer's input from its output.
         context_size: add cross-attention to a context of at most this length (a decoder).
         context_channels: channels of that context; None means ``channels``.
-        cross_attention: ``"linformer"`` shortens the context to as many slots as self-attention has; ``"full"`` sees each of its
-            positions; ``"same"`` is full too, unless self-attention has slots.
+        context_k: slots of that context in every layer; None means ``dim_k``.
+        cross_attention: how the context is seen: ``"linformer"``, in slots; ``"full"``, each of its positions; ``"same"``, in
+            slots if ``attention`` is ``"linformer"``, and otherwise each position.
 
     Example:
         >>> import torch
@@ -150,6 +152,7 @@ class Linformer(nn.Module):
         reversible: bool = False,
         context_size: int | None = None,
         context_channels: int | None = None,
+        context_k: int | None = None,
         cross_attention: str = "same",
     ) -> None:
         super().__init__()
@@ -167,6 +170,7 @@ class Linformer(nn.Module):
             block_size=block_size,
             context_size=context_size,
             context_channels=context_channels,
+            context_k=context_k,
         )
         if local_window < 0:
             raise ValueError(f"local_window must not be negative, got {local_window}")
@@ -226,6 +230,10 @@ class Linformer(nn.Module):
                 f"cross_attention={cross_attention!r} has no meaning without a context; give context_size",
             ),
             (
+                context_k is not None and not context_size,
+                f"context_k={context_k} has no meaning without a context; give context_size",
+            ),
+            (
                 not isinstance(method, str) and context_size and cross_attention != "full",
                 f"a method of your own is for self-attention, got context_size={context_size}; use a named method, or "
                 "cross_attention='full'",
@@ -246,7 +254,7 @@ class Linformer(nn.Module):
 
         # What the projections of self-attention shorten: the whole input, or one block of a causal stack.
         length, totals = input_size, slots_per_layer(dim_k, depth, k_reduce_by_layer)
-        slots, across = totals, [min(k, context_size or k) for k in totals]
+        slots, across = totals, [min(context_k or k, context_size or k) for k in totals]
         block = local_window
         if causal and attention == "linformer":
             length = block = block_sizes(input_size, totals[0], block_size)[0]

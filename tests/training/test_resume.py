@@ -1,5 +1,6 @@
 """A run that was stopped, in whatever way, ends as one that was not: same weights, same lines."""
 
+import json
 import os
 import shutil
 import signal
@@ -31,6 +32,19 @@ def test_a_crash_changes_nothing(task, accumulation, data, tmp_path):
     assert without_times(lines) == without_times(rows(tmp_path / "whole"))
     assert len({(line["step"], line["part"]) for line in lines}) == len(lines)
     assert results["loss"] == load_run(tmp_path / "whole").results["loss"]
+
+
+@pytest.mark.parametrize("task", ["mlm", "seq2seq"])
+def test_a_run_from_before_a_setting_goes_on(task, data, tmp_path):
+    run(task, data[task], tmp_path / "whole")
+    with crash_at(4):
+        run(task, data[task], tmp_path / "stopped")
+    path = tmp_path / "stopped" / "config.json"
+    about = json.loads(path.read_text())
+    assert about["settings"].pop("cross_attention") == "same"
+    path.write_text(json.dumps(about))
+    run(task, data[task], tmp_path / "stopped", cross_attention="same")
+    assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
 
 
 def test_several_epochs_and_workers_read_the_same(data, tmp_path):

@@ -5,6 +5,7 @@ Axes: n positions, k slots, d channels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import torch
@@ -35,7 +36,6 @@ class Settings:
     ff: int = 2048
     chunk: int | None = None
     rounds: int = 2
-    budget: float | None = None
     threads: int = 2
     memory: bool = True
 
@@ -62,22 +62,24 @@ def passes(step: Step, count: int, done: Report) -> Step:
 def run(settings: Settings, report: Report = lambda text: None, done: Report = lambda text: None) -> dict[str, Any]:
     """Measure, and return a result; ``rate`` is in tokens a second, ``peak`` in bytes beside input, output and parameters.
 
-    In its turn each length reads as many positions as the longest one has, in several passes: the fastest of many short passes would be
+    In its turn each length reads about as many positions as the longest one has, in several passes: the fastest of many short passes would be
     compared with the mean of a long one otherwise, and a shared machine is never fast for a minute.
     """
     sizes: dict[str, Any] = {name: getattr(settings, name) for name in ("d", "heads", "k", "ff", "chunk")}
     with pinned(settings.threads):
         result = describe("stream", vars(settings))
-        longest, steps, product = max(settings.lengths), dict[str, Step](), sgemm_step()
-        for n in settings.lengths:
-            steps |= {f"sgemm before {n}": product, f"n={n}": passes(make_step(n=n, **sizes), longest // n, done)}
-        make_step(n=min(settings.lengths), **sizes)()  # the same kernels, whatever the length
-        timings = interleave(steps, settings.rounds, budget=settings.budget, report=report, warm=True)
-        rate = sgemm_rate(min(timing.seconds for name, timing in timings.items() if name.startswith("sgemm")))
+        make_step(n=min(4096, *settings.lengths), **sizes)()  # a warm-up: the same kernels, whatever the length
+        counts = {n: round(max(settings.lengths) / n) for n in settings.lengths}
+        steps, product = dict[str, Step](), sgemm_step()
+        for n, count in counts.items():
+            steps |= {f"sgemm before {n}": product, f"n={n}": passes(make_step(n=n, **sizes), count, done)}
+        timings = interleave(steps, settings.rounds, budget=None, report=report, warm=True)
         steps.clear()
-        for n in settings.lengths:
+        # The machine over the whole time, not at its best moment: nothing that takes a minute is at its best throughout.
+        rate = median(sgemm_rate(timing.seconds) for name, timing in timings.items() if name.startswith("sgemm"))
+        for n, count in counts.items():
             timing = timings[f"n={n}"]
-            seconds = timing.seconds / (longest // n)
+            seconds = timing.seconds / count
             work = attention_flops(n, settings.k, settings.d) + 4 * n * settings.d * settings.ff
             cell: dict[str, Any] = {"n": n, "pass": "forward", "contender": OURS, "seconds": seconds}
             cell |= {"rounds": timing.rounds, "sgemm": rate, "rate": n / seconds}

@@ -37,7 +37,7 @@ COSTS = (
     Number("peak_memory_mb", "peak memory", "{:,.0f}", 1, " MB"),
     Number("seconds", "training", "{:,.0f}", 1, " s"),
 )
-WHAT = ("task", "attention", "n", "k", "sharing", "method")
+WHAT = ("task", "attention", "cross_attention", "n", "k", "sharing", "method")
 LONGEST_SAMPLE = 600
 LOOK = {"length": 256, "samples": 4}  # the spectrum, where nobody has measured it before
 
@@ -74,13 +74,14 @@ def build(directories: Sequence[Path], *, models: bool = True) -> str:
 
 def together(runs: Sequence[SavedRun], names: Sequence[str], task: str) -> list[str]:
     """Several runs of one task beside each other."""
-    heads = ["run", *WHAT, *(number.name for number in (*SCORES, *COSTS))]
+    what = [key for key in WHAT if key != "cross_attention" or task == "seq2seq"]
+    heads = ["run", *what, *(number.name for number in (*SCORES, *COSTS))]
     rows = []
     for name, run in zip(names, runs, strict=False):
-        facts = [page.shown(run.settings[key]) if run.settings.get(key) is not None else "" for key in WHAT]
+        facts = [page.shown(run.settings[key]) if run.settings.get(key) is not None else "" for key in what]
         rows.append([name, *facts, *(number.of(run.results) for number in (*SCORES, *COSTS))])
     if baseline := shared_baseline(runs):
-        blank = [""] * len(WHAT)
+        blank = [""] * len(what)
         rows.append(["frequencies alone", *blank, *(number.of(baseline) for number in SCORES), *[""] * len(COSTS)])
     lines = [Line(name, [run.metrics]) for name, run in zip(names, runs, strict=False)]
     figure = figures.learning(lines, "", baseline=baseline)

@@ -134,7 +134,8 @@ def parse(text: str, base: Settings) -> Contender:
         key = key.strip().replace("-", "_")
         changes[key] = convert(text, key, value.strip())
     kind = changes.get("attention", "linformer")
-    if kind != "linformer" and (odd := [key for key in OF_SLOTS if key in changes]):
+    in_slots = "linformer" in (kind, changes.get("cross_attention", base.cross_attention))
+    if not in_slots and (odd := [key for key in OF_SLOTS if key in changes]):
         raise ValueError(f"contender {text!r}: attention {kind!r} has no {odd[0]}; leave it out")
     differing = {key: value for key, value in changes.items() if value != getattr(base, key)}
     order = ["attention", "n", "k", "sharing", "method"]

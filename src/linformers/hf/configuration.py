@@ -60,9 +60,10 @@ class LinformerConfig(PreTrainedConfig):
         decoder_layers: layers of its decoder; None means ``num_hidden_layers``.
         decoder_attention_heads: heads of its decoder; None means ``num_attention_heads``.
         decoder_ffn_dim: feed-forward channels of its decoder; None means ``intermediate_size``.
-        decoder_proj_k: slots of its decoder, for the target and for the source; None means ``proj_k``, as far as they fit.
-        cross_attention: how its decoder sees the source: in slots (``"linformer"``), every position (``"full"``), or as its
-            self-attention sees the target (``"same"``).
+        decoder_proj_k: slots of its decoder, for the target; None means ``proj_k``, as far as they fit.
+        cross_proj_k: slots in which its decoder sees the source; None means ``decoder_proj_k``, as far as they fit.
+        cross_attention: how its decoder sees the source: ``"linformer"``, in slots; ``"full"``, every position; ``"same"``, in
+            slots if ``attention`` is ``"linformer"``, and otherwise every position.
         max_target_positions: the longest target; None means ``max_position_embeddings``.
         decoder_start_token_id: what a target begins with; None means ``bos_token_id``, or else ``pad_token_id``.
 
@@ -114,6 +115,7 @@ class LinformerConfig(PreTrainedConfig):
     decoder_attention_heads: int | None = None
     decoder_ffn_dim: int | None = None
     decoder_proj_k: int | list[int] | None = None
+    cross_proj_k: int | None = None
     cross_attention: str = "same"
     max_target_positions: int | None = None
     decoder_start_token_id: int | None = None
@@ -221,7 +223,7 @@ class LinformerConfig(PreTrainedConfig):
         for name in ("type_vocab_size", "local_kernel", "local_window"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}; 0 means none")
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "block_size"):
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "block_size", "cross_proj_k"):
             self._at_least_one(name)
         self._check_side(
             "num_hidden_layers", "num_attention_heads", "proj_k", "max_position_embeddings", self.is_decoder

@@ -138,6 +138,7 @@ class LinformerModel(LinformerPreTrainedModel):
             dropout=config.attention_probs_dropout_prob,
             dropout_ff=config.hidden_dropout_prob,
             context_size=context_size,
+            context_k=config.cross_proj_k if context_size else None,
             cross_attention=config.cross_attention if context_size else "same",
         )
         for layer in self.body.linformer.layers:
@@ -337,6 +338,6 @@ def check_loaded(source: str, info: dict[str, Any], model: nn.Module) -> None:
         if names and not (which == "missing_keys" and inner_names <= set(names)):
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise RuntimeError(
-                f"{source} {verb} {names[0]}{more}: it was saved with another configuration (sharing, method, number of layers "
-                "...); load it with its own config.json"
+                f"{source} {verb} {names[0]}{more}: it was saved with another configuration (sharing, method, "
+                "cross_attention, number of layers ...); load it with its own config.json"
             )

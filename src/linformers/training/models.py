@@ -39,6 +39,7 @@ def configuration(settings: Settings, tokenizer: Any, labels: list[str]) -> Linf
             "max_target_positions": settings.target_n,
             "decoder_proj_k": decoder_slots(settings.k, settings.n, settings.target_n),
             "decoder_start_token_id": tokenizer.bos_token_id,
+            "cross_proj_k": settings.k,
             "cross_attention": settings.cross_attention,
         }
     if settings.task == "classify":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from linformers.training import metrics as lines
 from linformers.training.checkpoints import MANIFEST, last_good, manifest, write_json
-from linformers.training.settings import Settings
+from linformers.training.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
     from linformers.data import Prepared
@@ -140,7 +140,7 @@ def load_run(directory: Path | str) -> Run:
         if unknown := sorted(set(found) - names):
             raise KeyError(f"unknown setting {unknown[0]}")
         values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
-        settings = Settings(**values)
+        settings = Settings(**{**DEFAULTS, **values})  # a setting may be younger than the run
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is not that of a run, or damaged ({error})") from None
     return Run(directory, settings, about)

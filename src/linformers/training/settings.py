@@ -100,7 +100,8 @@ class Settings:
     attention
         linformer (k slots), full, local (only the neighbours in --local-window), or none.
     cross_attention
-        How a target sees its source, for seq2seq: in slots (linformer), every token (full), or like --attention (same).
+        How a target of seq2seq sees its source: in k slots (linformer), every token (full), or (same) in slots if --attention is
+        linformer and otherwise every token.
     n
         The longest input, in tokens.
     target_n

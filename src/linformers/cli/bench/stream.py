@@ -39,7 +39,7 @@ def stream(
     common = common or Common()
     given = common.given(threads=common.threads, lengths=lengths, d=channels, k=k, chunk=chunk, memory=memory)
     given |= {"ff": 4 * channels} if channels else {}
-    quick: dict[str, Any] = {"lengths": (4096, 16384), "rounds": 2}
+    quick: dict[str, Any] = {"lengths": (4096, 16384)}
     settings = experiment.Settings(**({**quick, **given, "memory": False} if common.quick else given))
     measure(experiment.run, settings, len(settings.lengths) * (settings.rounds + settings.memory), common, tables)
 
