@@ -36,11 +36,11 @@ def test_contenders_differ_from_the_base_in_what_they_say():
 
 def test_the_source_of_seq2seq_is_a_choice_of_its_own():
     base = sweep.complete(Settings(task="seq2seq", n=64))
-    words = ["full", "cross_attention=full", "full,cross-attention=linformer,k=4"]
+    words = ["full", "cross_attention=linformer", "full,cross-attention=linformer,k=4"]
     found = [cell.settings for cell in sweep.plan(base, words, 1)]
     assert [(s.attention, s.cross_attention, s.k) for s in found] == [
-        ("full", "same", 16),
-        ("linformer", "full", 16),
+        ("full", "full", 16),
+        ("linformer", "linformer", 16),
         ("full", "linformer", 4),
     ]
     with pytest.raises(ValueError, match="attention 'full' has no k"):
@@ -243,15 +243,15 @@ def test_means_spreads_and_the_share_of_the_gain(compared):
     assert result["notes"] == []
 
 
-def test_the_share_of_one_that_sees_its_source_in_full(tmp_path):
-    ends = {"full": 2.0, "none": 3.0, "cross_attention=full": 2.25}
+def test_the_share_of_one_that_sees_its_source_in_slots(tmp_path):
+    ends = {"full": 2.0, "none": 3.0, "cross_attention=linformer": 2.25}
     planned = sweep.plan(BASE, list(ends), 1)
     sweep.save_plan(tmp_path, BASE, planned)
     for cell, end in zip(planned, ends.values(), strict=True):
         path = save_run(cell.directory(tmp_path)) / "results.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "loss": end}))
     lines = {line["name"]: line for line in comparison.summarise(tmp_path)["contenders"]}
-    assert lines["cross_attention-full"]["kept"]["mean"] == pytest.approx(0.75)
+    assert lines["cross_attention-linformer"]["kept"]["mean"] == pytest.approx(0.75)
 
 
 def test_the_table_has_the_baseline_and_is_markdown(compared):

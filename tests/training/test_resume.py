@@ -41,9 +41,9 @@ def test_a_run_from_before_a_setting_goes_on(task, data, tmp_path):
         run(task, data[task], tmp_path / "stopped")
     path = tmp_path / "stopped" / "config.json"
     about = json.loads(path.read_text())
-    assert about["settings"].pop("cross_attention") == "same"
+    assert about["settings"].pop("cross_attention") == "full"
     path.write_text(json.dumps(about))
-    run(task, data[task], tmp_path / "stopped", cross_attention="same")
+    run(task, data[task], tmp_path / "stopped", cross_attention="full")
     assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
 
 

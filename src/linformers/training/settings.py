@@ -34,7 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "task": "mlm",
     "preset": "small",
     "attention": "linformer",
-    "cross_attention": "same",
+    "cross_attention": "full",
     "sharing": "layerwise",
     "method": "learnable",
     "start": "random",
@@ -100,8 +100,7 @@ class Settings:
     attention
         linformer (k slots), full, local (only the neighbours in --local-window), or none.
     cross_attention
-        How a target of seq2seq sees its source: in k slots (linformer), every token (full), or (same) in slots if --attention is
-        linformer and otherwise every token.
+        How a target of seq2seq sees its source: every token (full), or k slots (linformer), for very long sources.
     n
         The longest input, in tokens.
     target_n
@@ -200,7 +199,7 @@ class Settings:
     vocab_size: int = UNSAID
 
     attention: Literal["linformer", "full", "local", "none"] = UNSAID
-    cross_attention: Literal["same", "linformer", "full"] = UNSAID
+    cross_attention: Literal["full", "linformer"] = UNSAID
     n: int = UNSAID
     target_n: int = UNSAID
     k: int = UNSAID
