@@ -243,8 +243,8 @@ def test_means_spreads_and_the_share_of_the_gain(compared):
     assert result["notes"] == []
 
 
-def test_the_share_of_one_that_sees_its_source_in_slots(tmp_path):
-    ends = {"full": 2.0, "none": 3.0, "cross_attention=linformer": 2.25}
+def test_the_share_of_what_neither_full_attention_nor_none_can_have(tmp_path):
+    ends = {"full": 2.0, "none": 3.0, "cross_attention=linformer": 2.25, "local_window=8": 2.5}
     planned = sweep.plan(BASE, list(ends), 1)
     sweep.save_plan(tmp_path, BASE, planned)
     for cell, end in zip(planned, ends.values(), strict=True):
@@ -252,6 +252,7 @@ def test_the_share_of_one_that_sees_its_source_in_slots(tmp_path):
         path.write_text(json.dumps({**json.loads(path.read_text()), "loss": end}))
     lines = {line["name"]: line for line in comparison.summarise(tmp_path)["contenders"]}
     assert lines["cross_attention-linformer"]["kept"]["mean"] == pytest.approx(0.75)
+    assert lines["local_window-8"]["kept"]["mean"] == pytest.approx(0.5)
 
 
 def test_the_table_has_the_baseline_and_is_markdown(compared):

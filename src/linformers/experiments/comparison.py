@@ -94,7 +94,13 @@ def summarise(out: Path) -> dict[str, Any]:
 
 def gain_kept(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any] | None:
     """The share of full attention's gain over none that a contender keeps, or None where it cannot be said."""
-    rest = tuple(item for item in entry.contender.changes if item[0] not in (*OF_SLOTS, "attention", "cross_attention"))
+    own_choices = (
+        *OF_SLOTS,
+        "attention",
+        "cross_attention",
+        "local_window",
+    )  # full attention and none do not have them
+    rest = tuple(item for item in entry.contender.changes if item[0] not in own_choices)
     full, none = (
         next((e for e in entries if e.contender == Contender((("attention", kind), *rest))), None)
         for kind in ("full", "none")
