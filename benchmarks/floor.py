@@ -1,0 +1,71 @@
+"""What one attention layer costs beyond its products: the layer against the bare torch calls, in turns.
+
+    python benchmarks/floor.py --n 8192
+
+Above 1, the bare calls take longer. Five repetitions, because the machine is shared: what they differ by is noise.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from linformers import LinearMultiheadAttention
+
+D, HEADS, K = 512, 8, 256
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--n", type=int, default=8192)
+    parser.add_argument("--rounds", type=int, default=6)
+    args = parser.parse_args()
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    layer = LinearMultiheadAttention(
+        D, HEADS, bias=False, batch_first=True, seq_len=args.n, proj_k=K, param_sharing="kv"
+    )
+    x, gradient = torch.randn(1, args.n, D, requires_grad=True), torch.randn(1, args.n, D)
+    maps = [weight.detach().clone().requires_grad_() for weight in layer.in_proj_weight.chunk(3)]
+    out = layer.out_proj.weight.detach().clone().requires_grad_()
+    matrix = layer.projection.weight.detach().view(args.n, K).clone().requires_grad_()
+
+    def heads(y: Tensor) -> Tensor:
+        return y.view(1, -1, HEADS, D // HEADS).transpose(1, 2)
+
+    def bare() -> Tensor:
+        slots = (matrix.mT @ x.squeeze(0))[None]
+        q, k, v = (heads(F.linear(y, weight)) for y, weight in zip((x, slots, slots), maps, strict=True))
+        return F.linear(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2), out)
+
+    def whole() -> Tensor:
+        return layer(x, x, x, need_weights=False)[0]
+
+    def forward(step: Callable[[], Tensor]) -> None:
+        with torch.no_grad():
+            step()
+
+    def training(step: Callable[[], Tensor]) -> None:
+        for parameter in (x, out, matrix, *maps, *layer.parameters()):
+            parameter.grad = None
+        step().backward(gradient)
+
+    with torch.no_grad():
+        torch.testing.assert_close(bare(), whole())
+    for run in (forward, training):
+        for _ in range(5):
+            best = dict.fromkeys((whole, bare), float("inf"))
+            for _ in range(args.rounds):
+                for step in best:
+                    began = time.perf_counter()
+                    run(step)
+                    best[step] = min(best[step], time.perf_counter() - began)
+            print(f"n={args.n} {run.__name__}: bare / layer {best[bare] / best[whole]:.2f} ({best[whole]:.3f} s)")
+
+
+if __name__ == "__main__":
+    main()
