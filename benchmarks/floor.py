@@ -6,14 +6,15 @@ Above 1, the bare calls take longer. Five repetitions, because the machine is sh
 """
 
 import argparse
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from linformers import LinearMultiheadAttention
+from linformers.experiments.measure import interleave, pinned
 
 D, HEADS, K = 512, 8, 256
 
@@ -24,7 +25,6 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=6)
     args = parser.parse_args()
-    torch.set_num_threads(2)
     torch.manual_seed(0)
     layer = LinearMultiheadAttention(
         D, HEADS, bias=False, batch_first=True, seq_len=args.n, proj_k=K, param_sharing="kv"
@@ -58,13 +58,11 @@ def main() -> None:
         torch.testing.assert_close(bare(), whole())
     for run in (forward, training):
         for _ in range(5):
-            best = dict.fromkeys((whole, bare), float("inf"))
-            for _ in range(args.rounds):
-                for step in best:
-                    began = time.perf_counter()
-                    run(step)
-                    best[step] = min(best[step], time.perf_counter() - began)
-            print(f"n={args.n} {run.__name__}: bare / layer {best[bare] / best[whole]:.2f} ({best[whole]:.3f} s)")
+            steps = {"layer": partial(run, whole), "bare": partial(run, bare)}
+            with pinned(2):
+                best = interleave(steps, args.rounds, budget=None)
+            ratio = best["bare"].seconds / best["layer"].seconds
+            print(f"n={args.n} {run.__name__}: bare / layer {ratio:.2f} ({best['layer'].seconds:.3f} s)")
 
 
 if __name__ == "__main__":

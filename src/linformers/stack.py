@@ -307,8 +307,7 @@ class Linformer(nn.Module):
                 own = attend(width, length, slots[i], attention, k=totals[i], block=block, causal=causal)
             cross = None
             if context_size:  # cross-attention is there whatever self-attention is: nothing else reads the context
-                channels_in = self.context_channels
-                cross = attend(width, context_size, across[i], cross_attention, context_channels=channels_in)
+                cross = attend(width, context_size, across[i], cross_attention, context_channels=self.context_channels)
             ff = None
             if include_ff:
                 ff = FeedForward(width, dim_ff, out_width, dropout=dropout_ff, activation=activation, gated=gated)

@@ -94,29 +94,25 @@ def summarise(out: Path) -> dict[str, Any]:
 
 def gain_kept(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any] | None:
     """The share of full attention's gain over none that a contender keeps, or None where it cannot be said."""
-    own_choices = (
-        *OF_SLOTS,
-        "attention",
-        "cross_attention",
-        "local_window",
-    )  # full attention and none do not have them
-    rest = tuple(item for item in entry.contender.changes if item[0] not in own_choices)
+    # What full attention and none do not have, or always have in the same way.
+    own = (*OF_SLOTS, "attention", "cross_attention", "local_window")
+    rest = tuple(item for item in entry.contender.changes if item[0] not in own)
     full, none = (
         next((e for e in entries if e.contender == Contender((("attention", kind), *rest))), None)
         for kind in ("full", "none")
     )
     if full is None or none is None or entry in (full, none):
         return None
-    own, best, worst = (e.values("loss") for e in (entry, full, none))
-    if not own or not best or not worst:
+    found, best, worst = (e.values("loss") for e in (entry, full, none))
+    if not found or not best or not worst:
         return None
     gain = fmean(worst.values()) - fmean(best.values())
     spread = max(stdev(v.values()) if len(v) > 1 else 0.0 for v in (best, worst))
-    paired = [worst[seed] - own[seed] for seed in own if seed in worst]
+    paired = [worst[seed] - found[seed] for seed in found if seed in worst]
     clear = gain > 2 * spread and gain > 0
     if not clear:
         return {"gain": gain, "clear": False}
-    mean = (fmean(worst.values()) - fmean(own.values())) / gain
+    mean = (fmean(worst.values()) - fmean(found.values())) / gain
     return {"gain": gain, "clear": True, "mean": mean, "sd": stdev(paired) / gain if len(paired) > 1 else None}
 
 
