@@ -255,8 +255,8 @@ def multiply_ones(matrix: Tensor, keep: Tensor | None) -> Tensor:
 def multiply_by_one(matrix: Tensor, x: Tensor) -> Tensor:
     """``matrix @ x`` for one matrix ``(k, c)`` and many ``(b, c, d)``.
 
-    ``matmul`` would copy all of ``x`` to make it one product, because the matrix may want a gradient. As many products take two thirds of
-    that time, but make as many gradients ``(c, k)``; so not if those take more room than the copy.
+    ``matmul`` would copy all of ``x`` to make it one product, because the matrix may want a gradient. As many products take less
+    time, but make as many gradients ``(c, k)``; so not if those take more room than the copy.
     """
     # An export is for batches of all sizes; autocast would copy the matrix for each sample.
     if torch.compiler.is_exporting() or (x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)):
