@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from linformers.blocks import attend_blocks, attend_blocks_with_weights
 from linformers.causal import block_sizes, compress_finished
 from linformers.functional import align_left, attend, attend_with_weights, blank, by_rows, insert_slots, take
+from linformers.long import attend_to_own
 from linformers.projections import Method, Projection, check_length, make_projection
 from linformers.shorten import Affine, shorten, to_heads
 
@@ -239,16 +240,17 @@ class LinearMultiheadAttention(nn.Module):
             return self._forward_nested(query, key, value, need_weights, average_attn_weights)
 
         self._check_shapes(query, key, value)
-        batched = query.dim() == 3
-        same = key is value
+        batched, own, same = query.dim() == 3, query is key, key is value
         if not batched:
             query, key, value = query[None], key[None], value[None]
         elif not self.batch_first:
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        key = query if own else key
+        value = key if same else value
         keep = self._keep(key_padding_mask, key, batched)
 
         attend = self._attend_causally if self.causal else self._attend
-        output, weights = attend(query, key, key if same else value, keep, need_weights)
+        output, weights = attend(query, key, value, keep, need_weights)
         if weights is not None and average_attn_weights:
             weights = weights.mean(1)
         if not batched:
@@ -260,10 +262,19 @@ class LinearMultiheadAttention(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """The batch-first core: ``(b, n, d)`` and weights ``(b, h, n, k)``."""
         to_query, to_key, to_value = self._channel_maps()
+        dropout = self.dropout if self.training else 0.0
+        if (
+            query is key is value
+            and keep is None
+            and not (need_weights or dropout or self.add_zero_attn)
+            and self.bias_k is None
+        ):
+            maps = to_query, to_key, to_value, self.out_proj
+            if (output := attend_to_own(query, *maps, self.projection, heads=self.num_heads)) is not None:
+                return output, None
         k, v, slot_keep = shorten(key, value, to_key, to_value, self.projection, heads=self.num_heads, keep=keep)
         slots = k.shape[2]
         k, v, slot_keep = self._append_extra(k, v, slot_keep)
-        dropout = self.dropout if self.training else 0.0
 
         def split(x: Tensor) -> Tensor:  # (b, n, embed_dim) -> (b, h, n, d)
             return to_heads(to_query(x), self.num_heads)
@@ -351,19 +362,19 @@ class LinearMultiheadAttention(nn.Module):
         return torch.nested.as_nested_tensor(rows, layout=query.layout), weights
 
     def _check_shapes(self, query: Tensor, key: Tensor, value: Tensor) -> None:
-        shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
-        if query.dim() not in (2, 3) or not query.dim() == key.dim() == value.dim():
-            raise ValueError(f"query, key and value must all have 3 axes, or 2 without a batch; got {shapes}")
-        widths = (self.embed_dim, self.kdim, self.vdim)
-        if tuple(x.shape[-1] for x in (query, key, value)) != widths:
-            raise ValueError(
-                f"this layer takes embed_dim={widths[0]}, kdim={widths[1]}, vdim={widths[2]}; got {shapes}"
-            )
-        if key.shape[:-1] != value.shape[:-1]:
-            raise ValueError(f"key and value must have the same batch and length; got {shapes}")
-        batch = 0 if self.batch_first else 1
-        if query.dim() == 3 and query.shape[batch] != key.shape[batch]:
-            raise ValueError(f"query and key must have the same batch size (axis {batch}); got {shapes}")
+        q, k, v = query.shape, key.shape, value.shape
+        batch, widths = 0 if self.batch_first else 1, (self.embed_dim, self.kdim, self.vdim)
+        if len(q) not in (2, 3) or not len(q) == len(k) == len(v):
+            wrong = "query, key and value must all have 3 axes, or 2 without a batch"
+        elif (q[-1], k[-1], v[-1]) != widths:
+            wrong = f"this layer takes embed_dim={widths[0]}, kdim={widths[1]}, vdim={widths[2]}"
+        elif k[:-1] != v[:-1]:
+            wrong = "key and value must have the same batch and length"
+        elif len(q) == 3 and q[batch] != k[batch]:
+            wrong = f"query and key must have the same batch size (axis {batch})"
+        else:
+            return
+        raise ValueError(f"{wrong}; got query {tuple(q)}, key {tuple(k)}, value {tuple(v)}")
 
     def _keep(self, mask: Tensor | None, key: Tensor, batched: bool) -> Tensor | None:
         """torch's padding mask as ``(b, s)``, True where the key is real."""

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from linformers.blocks import attend_blocks, attend_blocks_with_weights
 from linformers.causal import CausalState, compress_finished
 from linformers.functional import attend, attend_with_weights, blank, by_rows, drop, insert_slots
+from linformers.long import attend_to_own
 from linformers.projections import KEY, VALUE, Mean, Projection, one_of
 from linformers.shorten import Shortener, shorten, split_heads
 
@@ -113,6 +114,12 @@ class Attention(nn.Module):
         """
         projection = projection if self.projection is None else self.projection
         if self.kind == "linformer" and not self.causal and not self.block:
+            plain = keep is None and rotate is None and not (need_weights or self.by_head or self._dropout())
+            if plain and self.kv_heads == self.heads:
+                maps = self.q_proj, self.k_proj, self.v_proj, self.out_proj
+                out = attend_to_own(x, *maps, projection, heads=self.heads, slots=self.slots)
+                if out is not None:
+                    return out, None
             memory = self._shorten(x, keep, projection, rotate)
             if need_weights or rotate is not None:
                 return self.look_up(x, memory, need_weights, rotate)

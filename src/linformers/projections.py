@@ -203,9 +203,13 @@ class Dense(Projection):
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         x = x if keep is None else blank(x, keep[:, None])
-        matrix = self.matrix(part) if k == self.k else self.matrix(part)[..., :k]
-        rows = first_rows(matrix, x.shape[2])
+        rows = self.used(part, x.shape[2], k)
         return Slots(multiply(rows, x), partial(multiply_ones, rows, keep), None)
+
+    def used(self, part: int, length: int, k: int) -> Tensor:
+        """What an input of ``length`` uses of E or F for ``k`` slots: ``(heads, length, k)``."""
+        matrix = self.matrix(part) if k == self.k else self.matrix(part)[..., :k]
+        return first_rows(matrix, length)
 
     def add_piece(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None

@@ -186,7 +186,7 @@ def map_slots(slots: Slots, linear: ChannelMap, heads: int) -> Tensor:
     if content.shape[1] == 1:
         y = linear(content.squeeze(1))  # (b, k, e), with the bias once
         if bias is not None and mass is not None:
-            y = y + ((mass()[:, 0, :, None] - 1) * bias).to(y.dtype)
+            y = torch.addcmul(y, (mass()[:, 0, :, None] - 1).to(y.dtype), bias.to(y.dtype))
         return to_heads(y, heads)
     weight = raw_weight(linear)
     if weight is None or mass is None:  # shortens_first does not let it come to this
@@ -200,9 +200,16 @@ def bias_of(linear: ChannelMap) -> Tensor | None:
     return linear.bias() if callable(linear.bias) else linear.bias
 
 
+def as_affine(linear: ChannelMap | nn.Module) -> Affine | None:
+    """What a plain linear map multiplies by and adds; None for a module that does more."""
+    if isinstance(linear, Affine | nn.Linear) and type(linear) in (Affine, nn.Linear):
+        return Affine(linear.weight, linear.bias)
+    return None
+
+
 def raw_weight(linear: ChannelMap) -> Tensor | None:
     """The matrix of a plain linear map; None for a module that does more than multiply by it."""
-    return linear.weight if isinstance(linear, Affine | nn.Linear) and type(linear) in (Affine, nn.Linear) else None
+    return None if (affine := as_affine(linear)) is None else affine.weight
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -212,7 +219,8 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 def to_heads(x: Tensor, heads: int) -> Tensor:
     """``(b, n, e)`` to ``(b, heads, n, e / heads)``."""
-    return x.reshape(*x.shape[:2], heads, x.shape[2] // heads).transpose(1, 2)
+    b, n, e = x.shape
+    return x.reshape(b, n, heads, e // heads).transpose(1, 2)
 
 
 def slot_keep(slots: Slots, key: Tensor) -> Tensor | None:
