@@ -1,18 +1,21 @@
-"""What one attention layer costs beyond its products: the layer against the bare torch calls, in turns.
+"""What one attention layer costs beyond its products: the layer against the bare torch calls, and against itself with all gradients by
+autograd (see ``linformers.long``), in turns.
 
     python benchmarks/floor.py --n 8192
 
-Above 1, the bare calls take longer. Five repetitions, because the machine is shared: what they differ by is noise.
+Above 1, the other takes longer. Five repetitions, because the machine is shared: what they differ by is noise.
 """
 
 import argparse
 from collections.abc import Callable
 from functools import partial
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import linformers.attention
 from linformers import LinearMultiheadAttention
 from linformers.experiments.measure import interleave, pinned
 
@@ -45,6 +48,10 @@ def main() -> None:
     def whole() -> Tensor:
         return layer(x, x, x, need_weights=False)[0]
 
+    def by_autograd() -> Tensor:
+        with patch.object(linformers.attention, "attend_to_own", lambda *_, **__: None):
+            return whole()
+
     def forward(step: Callable[[], Tensor]) -> None:
         with torch.no_grad():
             step()
@@ -58,11 +65,12 @@ def main() -> None:
         torch.testing.assert_close(bare(), whole())
     for run in (forward, training):
         for _ in range(5):
-            steps = {"layer": partial(run, whole), "bare": partial(run, bare)}
+            others = {"bare": bare, "autograd": by_autograd}
+            steps = {name: partial(run, step) for name, step in {"layer": whole, **others}.items()}
             with pinned(2):
                 best = interleave(steps, args.rounds, budget=None)
-            ratio = best["bare"].seconds / best["layer"].seconds
-            print(f"n={args.n} {run.__name__}: bare / layer {ratio:.2f} ({best['layer'].seconds:.3f} s)")
+            ratios = ", ".join(f"{name} {best[name].seconds / best['layer'].seconds:.2f}" for name in others)
+            print(f"n={args.n} {run.__name__}: {ratios} (layer {best['layer'].seconds:.3f} s)")
 
 
 if __name__ == "__main__":

@@ -119,7 +119,7 @@ class Attention(nn.Module):
                 maps = self.q_proj, self.k_proj, self.v_proj, self.out_proj
                 out = attend_to_own(x, *maps, projection, heads=self.heads, slots=self.slots)
                 if out is not None:
-                    return out, None
+                    return self.out_dropout(out), None
             memory = self._shorten(x, keep, projection, rotate)
             if need_weights or rotate is not None:
                 return self.look_up(x, memory, need_weights, rotate)

@@ -2,23 +2,25 @@
 
 Left to autograd, a training step makes tensors of the length of the input one after the other. The system hands each of them out page by
 page, and what one step writes has left the cache before the next reads it. Here the rows go through in pieces, there and back, and
-the gradients of a piece go where they belong at once.
+the gradients of a piece go where they belong at once. There are no second derivatives, as there are none of torch's fused kernel, and no batches of
+gradients; ``with sdpa_kernel(SDPBackend.MATH)`` leaves all to autograd.
 
 Axes: b batch, h heads, n positions, k slots, d channels of a head, ch channels of the model.
 """
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.modules.module import _has_any_global_hook
 
 from linformers.functional import FEWEST, ROWS, multiply_by_one, multiply_ones
-from linformers.projections import KEY, Dense, Projection, Slots, check_length
-from linformers.shorten import ChannelMap, as_affine, map_slots, to_heads
+from linformers.projections import KEY, Dense, Projection, Slots
+from linformers.shorten import ChannelMap, as_affine, map_to_both, to_heads
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -46,39 +48,47 @@ def attend_to_own(
         slots: use this many of the projection's.
 
     Returns:
-        ``(b, n, ch)``; or None if autograd should do it: for short inputs, other devices, several matrices, maps that do more than
-        multiply, and wherever somebody looks inside.
+        ``(b, n, ch)``; or None if autograd should do it: for short inputs, other devices and types, projections that are not one matrix,
+        maps that do more than multiply, and wherever somebody looks inside.
     """
-    if x.device.type != "cpu" or x.shape[1] < 2 * rows_of_piece(x.shape[2], torch.is_grad_enabled()):
-        return None
-    if not isinstance(projection, Dense) or projection.parts > 1 or projection.heads > 1:
-        return None
-    if (
-        not torch.backends.cuda.flash_sdp_enabled()  # also of the CPU: somebody may want a kernel with second derivatives
-        or torch.is_autocast_enabled("cpu")
-        or torch.compiler.is_compiling()
-        or torch._C._are_functorch_transforms_active()  # they do not know what is written by hand
-        or any(map(is_watched, (to_query, to_key, to_value, to_output, projection)))
-    ):
+    if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
+        return None  # a smaller type would round the sums of gradients after each piece
+    if not len(x) or x.shape[1] < 2 * rows_of_piece(x.shape[2], torch.is_grad_enabled()):
         return None
     query, output = as_affine(to_query), as_affine(to_output)
-    if query is None or output is None:
+    if not is_one_matrix(projection) or query is None or output is None:
         return None
-    check_length(x.shape[1], projection.max_len)
-    matrix = projection.used(KEY, x.shape[1], slots or projection.k)
+    if any(map(is_watched, (to_query, to_key, to_value, to_output, projection))) or _has_any_global_hook():
+        return None
+    matrix = projection.used(KEY, x.shape[1], projection.checked(x.shape[1], slots))
+    if (
+        any(type(y) not in (Tensor, nn.Parameter, type(None)) for y in (x, matrix, *query, *output))
+        or not torch.backends.cuda.flash_sdp_enabled()  # also of the CPU: somebody wants another kernel
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._are_functorch_transforms_active()  # they do not know what is written by hand
+    ):
+        return None
     content, same = Shorten.apply(x, matrix.squeeze(0))
-    x = same if x.requires_grad else x  # what comes out wants a gradient also if only the matrix does
+    if x.requires_grad:  # else `same` would ask for a gradient too, because the matrix wants one
+        x = same
     short = Slots(content[:, None], partial(multiply_ones, matrix, None), None)
-    inputs = x, *query, *(map_slots(short, to, heads) for to in (to_key, to_value)), *output
+    inputs = x, *query, *map_to_both(short, to_key, to_value, heads), *output
     gradients = torch.is_grad_enabled() and any(y is not None and y.requires_grad for y in inputs)
     result: Tensor = LookUp.apply(*inputs, gradients)
     return result
 
 
+def is_one_matrix(projection: Projection | None) -> TypeGuard[Dense]:
+    """Whether it does nothing but multiply by one matrix, the same for keys and values and for all heads."""
+    if not isinstance(projection, Dense) or projection.parts > 1 or projection.heads > 1:
+        return False
+    return type(projection).shorten is Dense.shorten and type(projection).forward is Dense.forward
+
+
 def is_watched(module: object) -> bool:
-    """Whether somebody has hooks on it."""
+    """Whether somebody has hooks on it, or has put another ``forward`` into it."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return isinstance(module, nn.Module) and any(getattr(module, kind) for kind in kinds)
+    return isinstance(module, nn.Module) and ("forward" in vars(module) or any(getattr(module, kind) for kind in kinds))
 
 
 class Shorten(torch.autograd.Function):
@@ -101,11 +111,12 @@ class Shorten(torch.autograd.Function):
         if wants_x and d_x is None:
             d_x = torch.zeros_like(x)
         d_matrix: Tensor | None = None
-        for i, d_slot in enumerate(() if d_slots is None else d_slots):
-            if d_x is not None:
-                d_x[i].addmm_(matrix, d_slot)
-            if wants_matrix:
-                d_matrix = x[i] @ d_slot.mT if d_matrix is None else d_matrix.addmm_(x[i], d_slot.mT)
+        with torch.autocast("cpu", enabled=False):  # as the pass was
+            for i, d_slot in enumerate(() if d_slots is None else d_slots):
+                if d_x is not None:
+                    d_x[i].addmm_(matrix, d_slot)
+                if wants_matrix:
+                    d_matrix = x[i] @ d_slot.mT if d_matrix is None else d_matrix.addmm_(x[i], d_slot.mT)
         return d_x, d_matrix
 
 
@@ -147,26 +158,29 @@ class LookUp(torch.autograd.Function):
             torch.zeros_like(y) if wanted else None
             for y, wanted in zip((wq, wq[:, 0], keys, values, wo, wo[:, 0]), wants, strict=True)
         ]
-        for j, (i, rows) in enumerate(pieces(x, gradients=True)):
-            q, attended, logsumexp = kept[3 * j : 3 * j + 3]
-            one, d_y = slice(i, i + 1), d_out[i, rows]
-            if d_wo is not None:
-                d_wo.addmm_(d_y.mT, merge(attended))
-            if d_bo is not None:
-                d_bo += d_y.sum(0)
-            d_o = split(d_y @ wo, keys)
-            d_q, d_k, d_v = flash_backward(d_o, split(q, keys), keys[one], values[one], attended, logsumexp, 0.0, False)
-            d_q = merge(d_q)
-            if d_keys is not None:
-                d_keys[one] += d_k
-            if d_values is not None:
-                d_values[one] += d_v
-            if d_wq is not None:
-                d_wq.addmm_(d_q.mT, x[i, rows])
-            if d_bq is not None:
-                d_bq += d_q.sum(0)
-            if d_x is not None:
-                torch.mm(d_q, wq, out=d_x[i, rows])
+        with torch.autocast("cpu", enabled=False):  # as the pass was
+            for j, (i, rows) in enumerate(pieces(x, gradients=True)):
+                q, attended, logsumexp = kept[3 * j : 3 * j + 3]
+                one, d_y = slice(i, i + 1), d_out[i, rows]
+                if d_wo is not None:
+                    d_wo.addmm_(d_y.mT, merge(attended))
+                if d_bo is not None:
+                    d_bo += d_y.sum(0)
+                d_o = split(d_y @ wo, keys)
+                d_q, d_k, d_v = flash_backward(
+                    d_o, split(q, keys), keys[one], values[one], attended, logsumexp, 0.0, False
+                )
+                d_q = merge(d_q)
+                if d_keys is not None:
+                    d_keys[one] += d_k
+                if d_values is not None:
+                    d_values[one] += d_v
+                if d_wq is not None:
+                    d_wq.addmm_(d_q.mT, x[i, rows])
+                if d_bq is not None:
+                    d_bq += d_q.sum(0)
+                if d_x is not None:
+                    torch.mm(d_q, wq, out=d_x[i, rows])
         return d_x, *sums, None
 
 

@@ -113,12 +113,16 @@ class Projection(nn.Module, ABC):
         Raises:
             ValueError: if ``x`` is empty, longer than ``max_len``, or ``k`` is more than there are.
         """
-        length, k = x.shape[2], self.k if k is None else k
+        return self.shorten(x, keep, min(part, self.parts - 1), self.checked(x.shape[2], k))
+
+    def checked(self, length: int, k: int | None) -> int:
+        """How many slots are meant by ``k``; a ValueError if they or ``length`` are not to be had."""
+        k = self.k if k is None else k
         if not torch.compiler.is_exporting():  # an export states its bounds itself
             check_length(length, self.max_len)
         if not 1 <= k <= self.k:
             raise ValueError(f"asked for {k} slots of a projection with {self.k}; ask for 1 to {self.k}")
-        return self.shorten(x, keep, min(part, self.parts - 1), k)
+        return k
 
     @abstractmethod
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:

@@ -67,11 +67,7 @@ def shorten(
     first = shortens_first(projection, key, to_key, heads) and rotate is None
     if first and key is value and projection.parts == 1 and projection.heads == 1:
         slots = projection(key[:, None], keep, KEY, k)
-        if slots.mass is not None and (bias_of(to_key) is not None or bias_of(to_value) is not None):
-            mass = slots.mass()  # once for both
-            slots = slots._replace(mass=lambda: mass)
-        keys, values = map_slots(slots, to_key, heads), map_slots(slots, to_value, heads)
-        return keys, values, slot_keep(slots, key)
+        return *map_to_both(slots, to_key, to_value, heads), slot_keep(slots, key)
     keys, slots = one(key, to_key, projection, KEY, first, heads, keep, k, rotate)
     first = shortens_first(projection, value, to_value, heads)
     values, _ = one(value, to_value, projection, VALUE, first, heads, keep, k, None)
@@ -193,6 +189,14 @@ def map_slots(slots: Slots, linear: ChannelMap, heads: int) -> Tensor:
         raise TypeError(f"cannot map the slots of each head apart with {type(linear).__name__}")
     y = torch.einsum("bgkd,ged->bgke", content, weight.view(heads, -1, weight.shape[1]))
     return y if bias is None else y + (mass()[..., None] * bias.view(heads, 1, -1)).to(y.dtype)
+
+
+def map_to_both(slots: Slots, to_key: ChannelMap, to_value: ChannelMap, heads: int) -> tuple[Tensor, Tensor]:
+    """Keys and values, ``(b, g, k, e / g)`` each, from the same slots."""
+    if slots.mass is not None and (bias_of(to_key) is not None or bias_of(to_value) is not None):
+        mass = slots.mass()  # once for both
+        slots = slots._replace(mass=lambda: mass)
+    return map_slots(slots, to_key, heads), map_slots(slots, to_value, heads)
 
 
 def bias_of(linear: ChannelMap) -> Tensor | None:
