@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any, TypeGuard
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.module import _has_any_global_hook
@@ -26,9 +25,9 @@ flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def rows_of_piece(channels: int, gradients: bool) -> int:
-    """How many rows go through at a time; with gradients more, because each piece adds to those of all slots and maps."""
-    return max(FEWEST, (2 if gradients else 1) * ROWS // channels)
+def rows_of_piece(channels: int) -> int:
+    """How many rows go through at a time: a few megabytes."""
+    return max(FEWEST, ROWS // channels)
 
 
 def attend_to_own(
@@ -53,7 +52,8 @@ def attend_to_own(
     """
     if torch.compiler.is_compiling() or x.device.type != "cpu" or x.dtype not in (torch.float32, torch.float64):
         return None  # a smaller type would round the sums of gradients after each piece
-    if not len(x) or x.shape[1] < 2 * rows_of_piece(x.shape[2], torch.is_grad_enabled()):
+    least = 4 if torch.is_grad_enabled() else 2  # each piece adds to the gradients of all slots and maps
+    if not len(x) or x.shape[1] < least * rows_of_piece(x.shape[2]):
         return None
     query, output = as_affine(to_query), as_affine(to_output)
     if not is_one_matrix(projection) or query is None or output is None:
@@ -136,14 +136,12 @@ class LookUp(torch.autograd.Function):
         gradients: bool,
     ) -> Tensor:
         out, kept = x.new_empty(*x.shape[:2], len(wo)), list[Tensor]()
-        for i, rows in pieces(x, gradients):
-            q = F.linear(x[i, rows], wq, bq)
+        for i, rows in pieces(x):
+            place = out[i, rows]
+            # Queries that nobody will ask for again are written where the output goes, which is then in the cache already.
+            q = linear(x[i, rows], wq, bq, out=None if gradients or len(wq) != len(wo) else place)
             attended, logsumexp = flash(split(q, keys), keys[i : i + 1], values[i : i + 1])
-            y = merge(attended)
-            if bo is None:
-                torch.mm(y, wo.mT, out=out[i, rows])
-            else:
-                torch.addmm(bo, y, wo.mT, out=out[i, rows])
+            linear(merge(attended), wo, bo, out=place)
             kept += (q, attended, logsumexp) if gradients else ()
         ctx.save_for_backward(x, wq, keys, values, wo, *kept)
         return out
@@ -159,14 +157,15 @@ class LookUp(torch.autograd.Function):
             for y, wanted in zip((wq, wq[:, 0], keys, values, wo, wo[:, 0]), wants, strict=True)
         ]
         with torch.autocast("cpu", enabled=False):  # as the pass was
-            for j, (i, rows) in enumerate(pieces(x, gradients=True)):
+            for j, (i, rows) in enumerate(pieces(x)):
                 q, attended, logsumexp = kept[3 * j : 3 * j + 3]
                 one, d_y = slice(i, i + 1), d_out[i, rows]
                 if d_wo is not None:
                     d_wo.addmm_(d_y.mT, merge(attended))
                 if d_bo is not None:
                     d_bo += d_y.sum(0)
-                d_o = split(d_y @ wo, keys)
+                place = None if d_x is None else d_x[i, rows]
+                d_o = split(torch.mm(d_y, wo, out=place if wo.shape[1] == x.shape[2] else None), keys)
                 d_q, d_k, d_v = flash_backward(
                     d_o, split(q, keys), keys[one], values[one], attended, logsumexp, 0.0, False
                 )
@@ -179,14 +178,19 @@ class LookUp(torch.autograd.Function):
                     d_wq.addmm_(d_q.mT, x[i, rows])
                 if d_bq is not None:
                     d_bq += d_q.sum(0)
-                if d_x is not None:
-                    torch.mm(d_q, wq, out=d_x[i, rows])
+                if place is not None:
+                    torch.mm(d_q, wq, out=place)
         return d_x, *sums, None
 
 
-def pieces(x: Tensor, gradients: bool) -> Iterator[tuple[int, slice]]:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -> Tensor:
+    """``F.linear`` of rows, into ``out`` if there is one."""
+    return torch.mm(x, weight.mT, out=out) if bias is None else torch.addmm(bias, x, weight.mT, out=out)
+
+
+def pieces(x: Tensor) -> Iterator[tuple[int, slice]]:
     """The sample and the rows of each piece."""
-    rows = rows_of_piece(x.shape[2], gradients)
+    rows = rows_of_piece(x.shape[2])
     for i in range(x.shape[0]):
         for start in range(0, x.shape[1], rows):
             yield i, slice(start, start + rows)
