@@ -14,6 +14,7 @@ from linformers.causal import block_sizes
 from linformers.functional import align_left, blank, has_holes, take
 from linformers.layer import Call, DecodingState, Layer, LayerState, Run, Trace
 from linformers.layers import Attention, FeedForward, LocalMixing, Memory, rotary_positions
+from linformers.long import is_watched
 from linformers.projections import SHARINGS, Method, Projection, make_projection, one_of, slots_per_layer
 from linformers.reversible import run_reversible
 
@@ -498,8 +499,7 @@ class Linformer(nn.Module):
 
         if trace.need_weights or trace.need_hidden or x.shape[1] < 2 * streaming.piece_length(self, len(x)):
             return False
-        watched = any(module._forward_hooks or module._forward_pre_hooks for module in self.layers.modules())
-        return not watched and streaming.obstacle(self) is None
+        return not any(map(is_watched, self.layers.modules())) and streaming.obstacle(self) is None
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[2] != self.channels:
