@@ -9,6 +9,7 @@ import torch
 
 from linformers.cli import app, launch
 from linformers.experiments import (
+    bench_results,
     causal,
     complexity,
     contenders,
@@ -17,7 +18,6 @@ from linformers.experiments import (
     memory,
     peers,
     precision,
-    report,
     streaming,
 )
 
@@ -276,9 +276,9 @@ def test_every_benchmark_has_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_units() -> None:
-    assert report.seconds(2.0) == "2.00 s"
-    assert report.seconds(0.0123) == "12.3 ms"
-    assert report.megabytes(3 * 2**20) == "3 MB"
+    assert bench_results.seconds(2.0) == "2.00 s"
+    assert bench_results.seconds(0.0123) == "12.3 ms"
+    assert bench_results.megabytes(3 * 2**20) == "3 MB"
 
 
 @pytest.mark.parametrize("name", memory.CONTENDERS)

@@ -34,7 +34,7 @@ def heads(
     out
         Folder for the pictures; by default the run.
     """
-    from linformers.experiments import figures, report, spectrum
+    from linformers.experiments import bench_results, figures, spectrum
     from linformers.experiments import heads as experiment
     from linformers.experiments.texts import read
 
@@ -58,5 +58,5 @@ def heads(
             for j, value in enumerate(layer)
         ]
         title = f"{name}: over how many slots or positions a query spreads (of {batch['input_ids'].shape[1]} tokens)"
-        console.print(report.pivot(cells, ("layer",), "head", lambda cell: f"{cell['spread']:.1f}", title))
+        console.print(bench_results.pivot(cells, ("layer",), "head", lambda cell: f"{cell['spread']:.1f}", title))
     console.print("wrote " + ", ".join(map(str, saved)), highlight=False, soft_wrap=True)

@@ -1,13 +1,10 @@
 """``linformers plot``: figures from saved results."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
-
-if TYPE_CHECKING:
-    pass
 
 
 def plot(

@@ -49,7 +49,7 @@ def spectrum(
     quick
         Four inputs of at most 128 tokens.
     """
-    from linformers.experiments import report
+    from linformers.experiments import bench_results
     from linformers.experiments import spectrum as experiment
     from linformers.experiments.figures import save
     from linformers.experiments.texts import pieces
@@ -60,13 +60,13 @@ def spectrum(
     samples = min(samples, 4) if quick else samples
     batches = pieces(text, subject.tokenizer, length, samples)
     count = sum(len(batch["input_ids"]) for batch in batches)
-    with report.progress(count) as (say, advance):
+    with bench_results.progress(count) as (say, advance):
         say(f"inputs of {length} tokens")
         name = model.resolve().name
         result = experiment.measure(subject, batches, name=name, share=share, index=index, done=advance)
     if out is None:
         out = model if (model / "metrics.jsonl").is_file() else Path("spectrum")
-    report.save(result, out / "spectrum.json")
+    bench_results.save(result, out / "spectrum.json")
     save(experiment.draw(result), out / "spectrum.png")
     console.print(table(result))
     if result["note"]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from linformers.experiments import comparison, figures, report, spectrum
+from linformers.experiments import bench_results, comparison, figures, spectrum
 from linformers.experiments.figures import Line
 from linformers.experiments.runs import SavedRun, is_comparison, read_json, read_run, shared_baseline
 
@@ -63,5 +63,5 @@ def draw_json(path: Path, out: Path | None) -> Path:
         next((key for key in names if any(key in cell for cell in cells)), names[0])
         for names in (("n", "position"), ("seconds", "peak"))
     )
-    report.plot(path, target, x, y=y)
+    bench_results.plot(path, target, x, y=y)
     return target

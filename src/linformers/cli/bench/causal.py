@@ -49,7 +49,7 @@ def causal(
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """Times, and how many times faster than full attention."""
-    from linformers.experiments.report import pivot, seconds
+    from linformers.experiments.bench_results import pivot, seconds
 
     def show(cell: dict[str, Any]) -> str:
         return f"{seconds(cell['seconds'])}, {cell['ratio']:.1f}x"

@@ -48,18 +48,18 @@ def measure(
     y: str = "seconds",
 ) -> None:
     """Run an experiment under a progress bar, print its tables, and write what it found."""
-    from linformers.experiments import report
+    from linformers.experiments import bench_results
 
     console = Console()
     if common.rounds is not None and hasattr(settings, "budget"):
         settings = dataclasses.replace(settings, budget=None)  # as often as was asked for
-    with report.progress(steps) as (say, advance):
+    with bench_results.progress(steps) as (say, advance):
         result = run(settings, say, lambda _: advance())
-    report.show_machine(result, console)
+    bench_results.show_machine(result, console)
     for table in tables(result):
         console.print(table)
     if common.out is not None:
         path = common.out / f"{result['benchmark']}.json"
-        report.save(result, path)
-        report.plot(path, path.with_suffix(".png"), x, y=y)
+        bench_results.save(result, path)
+        bench_results.plot(path, path.with_suffix(".png"), x, y=y)
         console.print(f"wrote {path} and {path.with_suffix('.png')}", highlight=False)

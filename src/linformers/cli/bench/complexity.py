@@ -55,7 +55,7 @@ def complexity(
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """Time and bound, and memory if it was measured, for each kind of pass."""
-    from linformers.experiments.report import megabytes, pivot, seconds
+    from linformers.experiments.bench_results import megabytes, pivot, seconds
 
     def time(cell: dict[str, Any]) -> str:
         if cell["bound"] == 1.0:

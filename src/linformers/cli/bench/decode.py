@@ -43,7 +43,7 @@ def decode(
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """The time of a token, and its ratio to that at the first position."""
-    from linformers.experiments.report import seconds
+    from linformers.experiments.bench_results import seconds
 
     table = Table("position", "time per token", "ratio to the first", title="decoding")
     for cell in result["cells"]:

@@ -48,7 +48,7 @@ def memory(
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """Bytes, and bytes a number of the input."""
-    from linformers.experiments.report import megabytes, pivot
+    from linformers.experiments.bench_results import megabytes, pivot
 
     title = "peak memory of a training step (in brackets: as a multiple of the input)"
     return [

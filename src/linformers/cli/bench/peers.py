@@ -48,7 +48,7 @@ def peers(
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """Time, and memory if it was measured."""
-    from linformers.experiments.report import megabytes, pivot, seconds
+    from linformers.experiments.bench_results import megabytes, pivot, seconds
 
     cells = [{**cell, "at": f"{cell['n']} {cell['pass']}"} for cell in result["cells"]]
     shares = [

@@ -43,7 +43,7 @@ def precision(
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """Times faster than float32, and the error."""
-    from linformers.experiments.report import pivot, seconds
+    from linformers.experiments.bench_results import pivot, seconds
 
     def show(cell: dict[str, Any]) -> str:
         return seconds(cell["seconds"]) if not cell["error"] else f"{cell['ratio']:.2f}x, error {cell['error']:.1e}"

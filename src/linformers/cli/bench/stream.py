@@ -46,7 +46,7 @@ def stream(
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """Time, rate, share of the matrix product and memory."""
-    from linformers.experiments.report import megabytes, seconds
+    from linformers.experiments.bench_results import megabytes, seconds
 
     table = Table(
         "n", "time", "tokens a second", "share of sgemm", "working memory", title="one encoder layer in pieces"

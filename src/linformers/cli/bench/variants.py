@@ -42,7 +42,7 @@ def variants(
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """The time of the peer, and of each variant as a multiple of it."""
-    from linformers.experiments.report import pivot, seconds
+    from linformers.experiments.bench_results import pivot, seconds
 
     first = result["cells"][0]["contender"]
 

@@ -1,4 +1,4 @@
-"""What becomes of measurements: a JSON file, a table in the terminal, and a plot drawn from the JSON.
+"""Results of benchmarks: written as JSON, shown as a table in the terminal, and drawn from the JSON.
 
 A result has ``cells``: flat dictionaries, one for each contender at each size. ``seconds`` is the time, ``peak`` the memory in bytes.
 """
