@@ -46,17 +46,17 @@ def heads(
     longest = subject.longest if length is None else min(length, subject.longest)
     batch = experiment.inputs(subject.model, subject.tokenizer, text, longest)
     out = run if out is None else out
-    drawn = experiment.draw(subject.model, batch)
+    drawn = experiment.draw(subject.model, batch, subject.tokenizer)
     saved = [
         figures.save(figure, out / ("heads.png" if len(drawn) == 1 else f"heads-{name}.png"))
         for name, figure in drawn.items()
     ]
-    for name, table in experiment.spread(subject.model, batch).items():
+    for name, found in experiment.spread(subject.model, batch).items():
         cells = [
             {"layer": i + 1, "head": f"head {j + 1}", "spread": value}
-            for i, layer in enumerate(table)
+            for i, layer in enumerate(found.table)
             for j, value in enumerate(layer)
         ]
-        title = f"{name}: over how many slots or positions a query spreads (of {batch['input_ids'].shape[1]} tokens)"
-        console.print(bench_results.pivot(cells, ("layer",), "head", lambda cell: f"{cell['spread']:.1f}", title))
+        console.print(f"{name}: {found.title}", highlight=False, soft_wrap=True)
+        console.print(bench_results.pivot(cells, ("layer",), "head", lambda cell: f"{cell['spread']:.1f}"))
     console.print("wrote " + ", ".join(map(str, saved)), highlight=False, soft_wrap=True)

@@ -85,10 +85,11 @@ def plot(source: Path, target: Path, x: str = "n", panel: str = "pass", y: str =
                 if cell[panel] == name:
                     label = cell["contender"] + (f", k={cell['k']}" if cell.get("label_k") else "")
                     lines.setdefault(label, []).append((cell[x], cell[y]))
-            for label, points in lines.items():
-                points.sort()
-                axis.plot(*zip(*points, strict=True), marker="o", label=label)
-            axis.set(xscale="log", yscale="log", xlabel=x, ylabel=y, title=str(name))
-            axis.legend()
-        figure.suptitle(f"{result['benchmark']}: {result['machine']['cpu']}, {result['date'][:10]}")
+            drawn = [axis.plot(*zip(*sorted(points), strict=True), marker="o")[0] for points in lines.values()]
+            axis.set(xlabel=x, ylabel=y, title=figures.plain(str(name)))
+            figures.logarithmic(axis, "x")
+            figures.logarithmic(axis, "y")
+            axis.legend(drawn, [figures.plain(label) for label in lines])
+        title = f"{result['benchmark']}: {result['machine']['cpu']}, {result['date'][:10]}"
+        figure.suptitle(figures.plain(title, 100))
     figures.save(figure, target)

@@ -1,19 +1,23 @@
 """How all figures look, and the figures of learning: drawn from saved numbers, without a window.
 
 The colours can be told apart by colour-blind readers and on light and dark ground; text, axes and references are drawn in one
-ink, which takes the colour of the surrounding text where a figure stands in a page.
+ink, which takes the colour of the surrounding text where a figure stands in a page. Names come from users: what is drawn inside
+:func:`style` is never read as a formula, and :func:`plain` makes any text drawable.
 """
 
 import io
 import math
-import re
+import unicodedata
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from xml.etree import ElementTree
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -22,16 +26,24 @@ COLOURS = ("#1b82c4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 MARKERS = "osD^vPX"
 MOST_POINTS = 40
 REFERENCES = ("--", ":", "-.")
+LONGEST_NAME = 40
+LEAST_SPAN = 0.2  # of the mean, for losses and perplexities
+LEAST_POINTS = 0.1  # for accuracies
 
 Metrics = Sequence[Mapping[str, Any]]
+Legend = dict[tuple[int, str], tuple[str, "Artist"]]  # texts and what they name, by line and part of it
 
 
 class Line(NamedTuple):
-    """What one contender learned: the entries of ``metrics.jsonl`` of each seed; references are drawn in ink."""
+    """What one contender learned: the entries of ``metrics.jsonl`` of each seed; references are drawn in ink.
+
+    ``baseline`` is what token frequencies alone give on its own data, drawn in its colour.
+    """
 
     label: str
     seeds: Sequence[Metrics]
     reference: bool = False
+    baseline: Mapping[str, float] | None = None
 
 
 class Point(NamedTuple):
@@ -67,11 +79,24 @@ def style() -> Iterator[None]:
         "legend.fontsize": 8,
         "savefig.dpi": 150,
         "svg.fonttype": "none",  # text stays text: small, and it can be searched
-        "svg.hashsalt": "linformers",
+        "svg.hashsalt": "linformers",  # the same figure gives the same file
+        "text.parse_math": False,
+        "text.usetex": False,
         **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
     }
-    with matplotlib.rc_context(options):
+    with matplotlib.rc_context(options), warnings.catch_warnings():
+        # A name may be in any script; a page shows it in the reader's own font.
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
         yield
+
+
+def plain(text: str, longest: int = LONGEST_NAME) -> str:
+    """Any text in a form that can be drawn: one line of printable characters, with its middle left out if it is long."""
+    text = "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs", "Cn") else c for c in " ".join(text.split()))
+    if len(text) <= longest:
+        return text
+    end = longest // 3
+    return f"{text[: longest - end - 1]}…{text[len(text) - end :]}"
 
 
 def save(figure: "Figure", path: Path) -> Path:
@@ -87,14 +112,37 @@ def svg(figure: "Figure", name: str) -> str:
     out = io.StringIO()
     with style():
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    text = out.getvalue()
-    text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text[text.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
-    text = re.sub(r'<svg([^>]*?) width="[^"]*"', r"<svg\1", text, count=1)
-    text = re.sub(r'<svg([^>]*?) height="[^"]*"', r"<svg\1", text, count=1)
-    text = re.sub(r"\s*\n\s*", " ", text)
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
-    return text.replace(INK, "currentColor").replace("<svg", '<svg role="img"', 1)
+    root = ElementTree.fromstring(out.getvalue())
+    clean(root, name)
+    for size in ("width", "height"):  # the page decides; the view box keeps the proportions
+        root.attrib.pop(size, None)
+    root.attrib |= {"role": "img", "style": "stroke-linejoin: round; stroke-linecap: butt"}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def clean(element: ElementTree.Element, name: str) -> None:
+    """Make an element of a figure part of an HTML page: no namespaces, no style sheet, own ids, ink as ``currentColor``."""
+    element.tag = local(element.tag)
+    found = {local(key): value for key, value in element.attrib.items()}
+    for key, value in found.items():
+        if key == "id":
+            found[key] = f"{name}-{value}"
+        elif key == "href" and value.startswith("#"):
+            found[key] = f"#{name}-{value[1:]}"
+        elif key != "href":
+            found[key] = value.replace("url(#", f"url(#{name}-").replace(INK, "currentColor")
+    element.attrib.clear()
+    element.attrib.update(found)
+    for child in list(element):
+        if local(child.tag) in ("metadata", "style"):
+            element.remove(child)
+        else:
+            clean(child, name)
+
+
+def local(name: str) -> str:
+    """A name without its namespace."""
+    return name.rpartition("}")[2]
 
 
 def learning(
@@ -110,7 +158,8 @@ def learning(
     Args:
         lines: the contenders.
         title: above the figure.
-        baseline: what token frequencies alone give, with ``perplexity``, ``loss`` and ``accuracy`` as far as known.
+        baseline: what token frequencies alone give for all of them, with ``perplexity``, ``loss`` and ``accuracy`` as far as known;
+            where it differs, each line has its own.
         show_training: also draw the training part, thin.
         against: ``"step"`` for updates, or ``"seconds"``.
     """
@@ -119,10 +168,12 @@ def learning(
     first = "perplexity" if has(lines, "perplexity") else "loss"
     with style():
         figure = Figure(figsize=(9, 3.7), layout="constrained")
+        entries: Legend = {}
         for axis, key in zip(figure.subplots(1, 2), (first, "accuracy"), strict=True):
-            draw_lines(axis, lines, key, against, show_training)
+            entries |= draw_lines(axis, lines, key, against, show_training)
             if baseline and key in baseline:
-                axis.axhline(baseline[key], color=INK, linewidth=1, linestyle=REFERENCES[2], label="frequencies alone")
+                drawn = axis.axhline(baseline[key], color=INK, linewidth=1, linestyle=REFERENCES[2])
+                entries[len(lines), "baseline"] = "frequencies alone", drawn
             axis.set(xlabel="updates" if against == "step" else against, ylabel=f"held-out {key}")
             if key == "perplexity":
                 logarithmic(axis)
@@ -130,19 +181,22 @@ def learning(
                 axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
             if not axis.has_data():
                 axis.text(0.5, 0.5, f"no {key} was saved", ha="center", va="center", transform=axis.transAxes)
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        if handles:
+        if entries:
+            # Handles and labels are named: those that matplotlib finds by itself may not begin with an underscore.
+            labels, handles = zip(*(entries[key] for key in sorted(entries)), strict=True)
             figure.legend(handles, labels, loc="outside right center")
-        figure.suptitle(title)
+        figure.suptitle(plain(title, 2 * LONGEST_NAME))
     return figure
 
 
 def draw_lines(
     axis: "Axes", lines: Sequence[Line], key: str, against: str = "step", show_training: bool = False
-) -> None:
+) -> "Legend":
     """Draw one quantity of several contenders; colours and markers are given to those that are no references, in order."""
     colours, references = 0, 0
-    for line in lines:
+    drawn: Legend = {}
+    for i, line in enumerate(lines):
+        label = plain(line.label)
         if line.reference:
             look: dict[str, Any] = {"color": INK, "linestyle": REFERENCES[references % 2], "marker": ""}
             references += 1
@@ -154,7 +208,7 @@ def draw_lines(
         if not points:
             continue
         steps, means = [p.x for p in points], [p.mean for p in points]
-        axis.plot(steps, means, label=line.label, markevery=max(1, len(points) // 10), **look)
+        drawn[i, ""] = label, axis.plot(steps, means, markevery=max(1, len(points) // 10), **look)[0]
         if any(p.spread for p in points):
             lowest = min(means) / 10
             low = [max(p.mean - p.spread, lowest) for p in points]
@@ -162,13 +216,12 @@ def draw_lines(
         if show_training and (training := mean_points(line.seeds, key, "train", against)):
             training = thinned(training, MOST_POINTS)  # every line is about a few batches only
             own = [p.x for p in training], [p.mean for p in training]
-            axis.plot(
-                *own,
-                color=look["color"],
-                alpha=0.45,
-                linewidth=0.9,
-                label="training part" if len(lines) == 1 else f"{line.label}, training part",
-            )
+            name = "training part" if len(lines) == 1 else f"{label}, training part"
+            drawn[i, "training"] = name, axis.plot(*own, color=look["color"], alpha=0.45, linewidth=0.9)[0]
+        if line.baseline and key in line.baseline:
+            level = axis.axhline(line.baseline[key], color=look["color"], linewidth=1, linestyle=REFERENCES[2])
+            drawn[i, "baseline"] = f"{label}: frequencies alone", level
+    return drawn
 
 
 def mean_points(seeds: Sequence[Metrics], key: str, part: str = "validation", against: str = "step") -> list[Point]:
@@ -210,34 +263,56 @@ def is_number(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def logarithmic(axis: "Axes") -> None:
-    """A logarithmic y axis with plain numbers at its marks."""
+def logarithmic(axes: "Axes", which: str = "y") -> None:
+    """Make the axis ``"x"`` or ``"y"`` logarithmic, with plain numbers at its marks."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    axis.set_yscale("log")
-    low, high = axis.get_ylim()
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axes.get_xlim() if which == "x" else axes.get_ylim()
     few = high / low > 30
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 3) if few else (1, 1.5, 2, 3, 4, 5, 6, 8)))
-    axis.yaxis.set_major_formatter(lambda value, _: f"{value:,.4g}")
-    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.set_major_locator(LogLocator(subs=(1, 3) if few else (1, 1.5, 2, 3, 4, 5, 6, 8)))
+    axis.set_major_formatter(lambda value, _: f"{value:,.4g}")
+    axis.set_minor_formatter(NullFormatter())
 
 
-def scores(rows: Sequence[tuple[str, Sequence[float]]], name: str, title: str) -> "Figure":
-    """A point for each seed and a bar for the mean, a row for each contender, the first at the top."""
+def scores(
+    rows: Sequence[tuple[str, Sequence[float]]], name: str, title: str, *, baseline: float | None = None
+) -> "Figure":
+    """A point for each seed and a bar for the mean, a row for each contender, the first at the top.
+
+    The axis has a least span, which its label says: otherwise the smallest difference would fill the whole width. The baseline is
+    drawn if it is within.
+    """
     from matplotlib.figure import Figure
 
+    accuracy = name.endswith("accuracy")
     with style():
-        figure = Figure(figsize=(6.4, 0.9 + 0.32 * max(1, len(rows))), layout="constrained")
+        figure = Figure(figsize=(6.4, 1.1 + 0.32 * max(1, len(rows))), layout="constrained")
         axis = figure.subplots()
         for i, (_, values) in enumerate(rows):
-            colour = COLOURS[0]
-            axis.plot(values, [i] * len(values), "o", color=colour, alpha=0.55, markersize=5, markeredgewidth=0)
+            axis.plot(values, [i] * len(values), "o", color=COLOURS[0], alpha=0.55, markersize=5, markeredgewidth=0)
             if values:
                 axis.plot([fmean(values)], [i], "|", color=INK, markersize=13, markeredgewidth=2)
-        axis.set_yticks(range(len(rows)), [label for label, _ in rows])
+        axis.set_yticks(range(len(rows)), [plain(label) for label, _ in rows])
         axis.set_ylim(len(rows) - 0.5, -0.5)
-        axis.set(xlabel=name)
-        if name.endswith("accuracy"):
+        low, high = span([value for _, values in rows for value in values], accuracy)
+        axis.set_xlim(low, high)
+        least = f"{100 * LEAST_POINTS:g} points" if accuracy else f"{100 * LEAST_SPAN:g} % of the mean"
+        axis.set(xlabel=f"{name} (the axis spans at least {least})")
+        if baseline is not None and low <= baseline <= high:
+            line = axis.axvline(baseline, color=INK, linewidth=1, linestyle=REFERENCES[2])
+            figure.legend([line], ["frequencies alone"], loc="outside lower right")
+        if accuracy:
             axis.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         figure.suptitle(title)
     return figure
+
+
+def span(values: Sequence[float], accuracy: bool) -> tuple[float, float]:
+    """The limits of an axis for these values, a little wider than they are, and never narrower than the least span."""
+    low, high = min(values), max(values)
+    least = LEAST_POINTS if accuracy else LEAST_SPAN * abs(fmean(values))
+    half = max(1.1 * (high - low), least, 1e-9) / 2
+    middle = (low + high) / 2
+    return middle - half, middle + half

@@ -37,16 +37,20 @@ def draw(sources: Sequence[Path], out: Path | None = None, names: Sequence[str] 
 
 def draw_runs(runs: Sequence[SavedRun], names: Sequence[str], out: Path | None) -> list[Path]:
     """Curves of runs, against updates and against time."""
-    lines = [Line(name, [run.metrics]) for name, run in zip(names, runs, strict=True)]
+    shared = shared_baseline(runs)
+    lines = [
+        Line(name, [run.metrics], baseline=None if shared else run.baseline)
+        for name, run in zip(names, runs, strict=True)
+    ]
     if not any(line.seeds[0] for line in lines):
         raise ValueError(f"{runs[0].directory} has saved no metrics yet; wait for its first line")
     title = ", ".join(names) if len(names) < 4 else f"{len(names)} runs"
     folder = out or (runs[0].directory if len(runs) == 1 else Path("figures"))
-    options = {"baseline": shared_baseline(runs), "show_training": len(runs) == 1}
-    return [
-        figures.save(figures.learning(lines, title, against=key, **options), folder / f"{name}.png")  # type: ignore[arg-type]
+    drawn = {
+        name: figures.learning(lines, title, baseline=shared, show_training=len(runs) == 1, against=key)
         for key, name in (("step", "learning"), ("seconds", "time"))
-    ]
+    }
+    return [figures.save(figure, folder / f"{name}.png") for name, figure in drawn.items()]
 
 
 def draw_json(path: Path, out: Path | None) -> Path:

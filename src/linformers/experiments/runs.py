@@ -45,13 +45,16 @@ class SavedRun:
 
 
 def shared_baseline(runs: Sequence[SavedRun]) -> dict[str, float]:
-    """What token frequencies alone give, if that is about the same for all runs that know it; otherwise nothing.
+    """What token frequencies alone give, if all runs know it and it is about the same; otherwise nothing.
 
-    It differs by a little between seeds, which ask for other positions, and by much between tasks and texts.
+    It differs by a little between seeds, which ask for other positions, and by much between tasks and texts. A run that was not
+    tested yet knows none, and that of another task would mislead.
     """
-    found = [run.baseline for run in runs if run.baseline]
-    losses = [one["loss"] for one in found if isinstance(one.get("loss"), int | float)]
-    return found[0] if losses and max(losses) - min(losses) < 0.1 else {}
+    losses = [loss for run in runs if isinstance(loss := run.baseline.get("loss"), int | float)]
+    tasks = {str(run.settings.get("task")) for run in runs}
+    data = {str(run.config.get("data_fingerprint", run.settings.get("data"))) for run in runs}
+    alike = len(tasks) == len(data) == 1 and len(losses) == len(runs)
+    return runs[0].baseline if alike and max(losses) - min(losses) < 0.1 else {}
 
 
 def is_run(directory: Path) -> bool:

@@ -45,7 +45,7 @@ def load(directory: Path) -> Subject:
     """The model of a run of this project, or of any directory that ``save_pretrained`` wrote; no hub is asked.
 
     Raises:
-        ValueError: if there is no model with attention.
+        ValueError: if there is no model.
     """
     if (directory / "final").is_dir() or (directory / "metrics.jsonl").is_file():
         from linformers.training import load_run
@@ -56,8 +56,6 @@ def load(directory: Path) -> Subject:
         model, tokenizer = load_saved(directory)
     else:
         raise ValueError(f"{directory} is neither a run nor a saved model: it has no metrics.jsonl and no config.json")
-    if getattr(model.config, "attention", None) == "none":
-        raise ValueError(f"the model of {directory} has no attention (attention='none'), so there is no spectrum")
     return Subject(model.eval(), tokenizer, longest_input(model.config, tokenizer))
 
 
@@ -167,6 +165,8 @@ def measure(
         each layer and ``k_heads`` of each head.
     """
     check_share(share)
+    if getattr(subject.model.config, "attention", None) == "none":
+        raise ValueError(f"{name} has no self-attention (attention='none'), so there is no spectrum")
     found, (n, m) = curves(subject.model, batches, done)
     rank = found.shape[-1]
     index = max(1, n // 4) if index is None else index
@@ -232,5 +232,6 @@ def draw(result: dict[str, Any]) -> "Figure":
                         fontsize=7, color="black" if value > middle else "white",
                     )  # fmt: skip
         figure.colorbar(picture, ax=right, shrink=0.85)
-        figure.suptitle(f"spectrum of attention: {result['model']}, n = {result['settings']['n']}")
+        name = figures.plain(str(result["model"]))
+        figure.suptitle(f"spectrum of attention: {name}, n = {result['settings']['n']}")
     return figure
