@@ -165,13 +165,13 @@ def duration(seconds: float) -> str:
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Print the table of a comparison: in one piece where there is room, otherwise quality and cost below each other."""
-    from linformers.experiments.comparison import table
+    from linformers.experiments.comparison import about_seeds, table
 
     heads, rows = table(result)
     first, costs, quality = heads[:2], heads[2:5], heads[5:]
     parts = [first + quality, heads[:1] + costs] if console.width < WIDE else [heads]
     for i, part in enumerate(parts):
-        found = Table(title=None if i else "mean ± standard deviation over seeds, on held-out data")
+        found = Table(title=None if i else "scores on held-out data")
         for head in part:
             found.add_column(head, justify="left" if head == heads[0] else "right", no_wrap=True)
         for row in rows:
@@ -179,7 +179,7 @@ def show(result: dict[str, Any], console: Console) -> None:
             if any(cells[1:]):
                 found.add_row(*cells)
         console.print(found)
-    for note in result["notes"]:
+    for note in (about_seeds(result), *result["notes"]):
         console.print(note, soft_wrap=True)
 
 

@@ -57,6 +57,6 @@ def heads(
             for i, layer in enumerate(found.table)
             for j, value in enumerate(layer)
         ]
-        console.print(f"{name}: {found.title}", highlight=False, soft_wrap=True)
+        console.print(f"{name}: {found.title}", highlight=False, markup=False, soft_wrap=True)
         console.print(bench_results.pivot(cells, ("layer",), "head", lambda cell: f"{cell['spread']:.1f}"))
-    console.print("wrote " + ", ".join(map(str, saved)), highlight=False, soft_wrap=True)
+    console.print("wrote " + ", ".join(map(str, saved)), highlight=False, markup=False, soft_wrap=True)

@@ -36,4 +36,4 @@ def plot(
     if not sources:
         raise ValueError("there is nothing to draw; give runs, comparisons or JSON files")
     written = plots.draw(sources, out, names)
-    Console().print("wrote " + ", ".join(map(str, written)), highlight=False, soft_wrap=True)
+    Console().print("wrote " + ", ".join(map(str, written)), highlight=False, markup=False, soft_wrap=True)

@@ -32,4 +32,4 @@ def report(*runs: Path, out: Path | None = None, models: bool = True) -> None:
     text = summary.build(runs, models=models)
     write_whole(out, text)
     size = len(text.encode()) / 2**20
-    Console().print(f"wrote {out} ({size:.1f} MB)", highlight=False, soft_wrap=True)
+    Console().print(f"wrote {out} ({size:.1f} MB)", highlight=False, markup=False, soft_wrap=True)

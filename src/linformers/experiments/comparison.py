@@ -26,6 +26,8 @@ NO_GAIN = (
     "Full attention is not clearly better than none here (its gain in loss is less than twice the spread over seeds), so the share of "
     "the gain says nothing; try more updates, or a task with longer distances."
 )
+NO_SHARE = "The share of full attention's gain over no attention that a contender keeps is not shown: "
+REFERENCES = ("full", "none")
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,55 @@ def summarise(out: Path) -> dict[str, Any]:
         lines.append(line)
     result = describe("compare", settings, ["transformers"], group="")
     del result["cells"]
-    baselines = [run.baseline for entry in entries for run in entry.runs.values() if run.baseline]
-    notes = [NO_GAIN] if any(line.get("kept", {}).get("clear") is False for line in lines) else []
-    return {**result, "baseline": baselines[0] if baselines else {}, "notes": notes, "contenders": lines}
+    runs = [run for entry in entries for run in entry.runs.values()]
+    baselines = [run.baseline for run in runs if run.baseline]
+    cut = {one["n"]: one for run in runs if (one := run.cut)}
+    return {
+        **result,
+        "baseline": baselines[0] if baselines else {},
+        "cut": [cut[n] for n in sorted(cut)],
+        "notes": notes(lines),
+        "contenders": lines,
+    }
+
+
+def notes(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a reader of the table should know; among it, why there is no share of the gain."""
+    if any(line.get("kept", {}).get("clear") is False for line in lines):
+        return [NO_GAIN]
+    kinds = [line["changes"].get("attention") for line in lines]
+    if has_share(lines) or all(kind in REFERENCES for kind in kinds):
+        return []
+    if missing := [kind for kind in REFERENCES if kind not in kinds]:
+        return [f"{NO_SHARE}it needs the contenders full and none, and here is no {' and no '.join(missing)}."]
+    return [f"{NO_SHARE}full and none are not tested yet, or differ in more than attention from the others."]
+
+
+def has_share(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the share of the gain can be said of any contender."""
+    return any("mean" in line.get("kept", {}) for line in lines)
+
+
+def about_seeds(result: Mapping[str, Any]) -> str:
+    """What the scores of the table are: means with deviations, or single numbers."""
+    counts = [finished(line) for line in result["contenders"]]
+    if max(counts, default=0) < 2:
+        return "One seed for each contender, so there is no deviation: a small difference, or share of a gain, may be chance."
+    alone = ", without a deviation where there is one seed" if 1 in counts else ""
+    return f"Mean ± standard deviation over seeds{alone}."
+
+
+def finished(line: Mapping[str, Any]) -> int:
+    """How many seeds of a contender were tested."""
+    return sum(seed["loss"] is not None for seed in line["seeds"].values())
+
+
+def about_cut(cut: Mapping[str, Any]) -> str:
+    """How many texts were longer than the model takes."""
+    if not cut["texts_cut"]:
+        return f"none of {cut['texts']:,} at n = {cut['n']:,}"
+    share = 100 * cut["texts_cut"] / cut["texts"]
+    return f"{cut['texts_cut']:,} of {cut['texts']:,} ({share:.1f} %) at n = {cut['n']:,}"
 
 
 def gain_kept(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any] | None:
@@ -117,7 +165,10 @@ def gain_kept(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any] | None:
 
 
 def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The heads and the lines of the table; the last line is what token frequencies alone give."""
+    """The heads and the lines of the table; the last line is what token frequencies alone give.
+
+    The share of the gain is a column only if it is known of some contender; ``result["notes"]`` says why if it is not.
+    """
     lines, classify = result["contenders"], result["settings"].get("task") == "classify"
     score = "loss" if classify else "perplexity"
     heads = [
@@ -128,29 +179,37 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         "tokens/s",
         f"test {score}",
         "test accuracy",
-        "gain kept",
     ]
+    share = has_share(lines)
+    form = "{:.3f}" if classify else "{:.2f}"
     rows = []
     for line in lines:
-        finished = sum(seed["loss"] is not None for seed in line["seeds"].values())
-        kept = line.get("kept", {})
         rows.append(
             [
                 line["label"],
-                str(finished),
+                str(finished(line)),
                 shown(line.get("parameters"), "{:,.0f}", spread=False),
                 shown(line.get("peak_memory_mb"), "{:,.0f}", spread=False, unit=" MB"),
                 shown(line.get("tokens_per_second"), "{:,.0f}", spread=False),
-                shown(line.get(score), "{:.3f}" if classify else "{:.2f}"),
+                shown(line.get(score), form),
                 shown(line.get("accuracy"), "{:.2f}", 100, unit=" %"),
-                shown(kept if "mean" in kept else None, "{:.0f}", 100, unit=" %"),
+                *([share_of(line)] if share else []),
             ]
         )
     if base := result["baseline"]:
-        numbers = [shown({"mean": base.get(key)}, form, scale, unit) for key, form, scale, unit in
-                   ((score, "{:.2f}", 1, ""), ("accuracy", "{:.2f}", 100, " %"))]  # fmt: skip
-        rows.append(["frequencies alone", "", "", "", "", *numbers, ""])
-    return heads, rows
+        numbers = [shown({"mean": base.get(score)}, form), shown({"mean": base.get("accuracy")}, "{:.2f}", 100, " %")]
+        rows.append(["frequencies alone", "", "", "", "", *numbers, *([""] if share else [])])
+    return [*heads, *(["gain kept"] if share else [])], rows
+
+
+def share_of(line: Mapping[str, Any]) -> str:
+    """The share of the gain that a contender keeps, or why there is none."""
+    kept = line.get("kept", {})
+    if "mean" in kept:
+        return shown(kept, "{:.0f}", 100, unit=" %")
+    if line["changes"].get("attention") in REFERENCES:
+        return "reference"
+    return "no clear gain" if kept else "no reference"
 
 
 def shown(value: Mapping[str, Any] | None, form: str, scale: float = 1, unit: str = "", *, spread: bool = True) -> str:
@@ -169,7 +228,7 @@ def markdown(result: Mapping[str, Any]) -> str:
     settings = result["settings"]
     facts = ", ".join(f"{key} = {settings[key]}" for key in ("task", "n", "width", "depth", "batch_size", "max_steps"))
     lines = [
-        f"Made by `{result['command']}` on {result['machine']['cpu']}: {facts}. Mean ± standard deviation over seeds.",
+        f"Made by `{result['command']}` on {result['machine']['cpu']}: {facts}. {about_seeds(result)}",
         "",
         "| " + " | ".join(heads) + " |",
         "|---" + "|--:" * (len(heads) - 1) + "|",
@@ -208,9 +267,35 @@ def draw(out: Path, result: Mapping[str, Any]) -> "dict[str, Figure]":
     for key in ("perplexity" if settings.get("task") != "classify" else "loss", "accuracy"):
         rows = [(e.label, list(e.values(key).values())) for e in entries]
         if any(values for _, values in rows):
-            title = f"after {settings['max_steps']:,} updates: a point for each seed, a bar for the mean"
-            found[f"test-{key}"] = figures.scores(rows, f"test {key}", title)
+            several = any(len(values) > 1 for _, values in rows)
+            points = "a point for each seed, a bar for the mean" if several else "one seed for each contender"
+            title = f"after {settings['max_steps']:,} updates: {points}"
+            base = result["baseline"].get(key)
+            found[f"test-{key}"] = figures.scores(rows, f"test {key}", title, baseline=base)
     return found
+
+
+def caption(name: str, result: Mapping[str, Any]) -> str:
+    """What the figure of this name shows."""
+    settings = result["settings"]
+    score = "Loss" if settings.get("task") == "classify" else "Perplexity"
+    several = any(finished(line) > 1 for line in result["contenders"])
+    band = "; the band is the standard deviation over seeds" if several else ""
+    curves = {
+        "k": "several projection dimensions k",
+        "sharing": "the sharing modes of the projections",
+        "method": "the methods of projection",
+        "n": "several lengths n, with the same k and as many tokens in an update",
+        "learning": "all contenders",
+    }
+    if name in curves:
+        return f"Perplexity and accuracy on the validation part against updates, for {curves[name]}{band}."
+    shown = "Accuracy" if name == "test-accuracy" else score
+    points = "a point for each seed and a bar for the mean" if several else "one seed each"
+    return (
+        f"{shown} of every contender on the test part after {settings['max_steps']:,} updates, {points}. The axis has a least width, so "
+        "that a small difference looks small; token frequencies alone are drawn where they are within it."
+    )
 
 
 def metrics(entry: Entry) -> list[list[dict[str, Any]]]:

@@ -27,6 +27,7 @@ MARKERS = "osD^vPX"
 MOST_POINTS = 40
 REFERENCES = ("--", ":", "-.")
 LONGEST_NAME = 40
+PAGE_INCH = 7  # rem in a page for an inch of a figure, so that text has about the same size in all of them
 LEAST_SPAN = 0.2  # of the mean, for losses and perplexities
 LEAST_POINTS = 0.1  # for accuracies
 
@@ -107,8 +108,11 @@ def save(figure: "Figure", path: Path) -> Path:
     return path
 
 
-def svg(figure: "Figure", name: str) -> str:
-    """A figure as an ``<svg>`` element for a page: no ground, ink in the page's text colour, ids that begin with ``name``."""
+def svg(figure: "Figure", name: str, caption: str = "") -> str:
+    """A figure as an ``<svg>`` element for a page: no ground, ink in the page's text colour, ids that begin with ``name``.
+
+    The caption is for readers who do not see it.
+    """
     out = io.StringIO()
     with style():
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None})
@@ -116,7 +120,8 @@ def svg(figure: "Figure", name: str) -> str:
     clean(root, name)
     for size in ("width", "height"):  # the page decides; the view box keeps the proportions
         root.attrib.pop(size, None)
-    root.attrib |= {"role": "img", "style": "stroke-linejoin: round; stroke-linecap: butt"}
+    look = f"max-width: {PAGE_INCH * figure.get_figwidth():.4g}rem; stroke-linejoin: round; stroke-linecap: butt"
+    root.attrib |= {"role": "img", "aria-label": caption, "style": look}
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -291,8 +296,9 @@ def scores(
         figure = Figure(figsize=(6.4, 1.1 + 0.32 * max(1, len(rows))), layout="constrained")
         axis = figure.subplots()
         for i, (_, values) in enumerate(rows):
-            axis.plot(values, [i] * len(values), "o", color=COLOURS[0], alpha=0.55, markersize=5, markeredgewidth=0)
-            if values:
+            alpha = 0.55 if len(values) > 1 else 1.0  # seeds may lie on each other
+            axis.plot(values, [i] * len(values), "o", color=COLOURS[0], alpha=alpha, markersize=5, markeredgewidth=0)
+            if len(values) > 1:
                 axis.plot([fmean(values)], [i], "|", color=INK, markersize=13, markeredgewidth=2)
         axis.set_yticks(range(len(rows)), [plain(label) for label, _ in rows])
         axis.set_ylim(len(rows) - 0.5, -0.5)

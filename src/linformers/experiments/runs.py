@@ -39,6 +39,13 @@ class SavedRun:
         return dict(found) if isinstance(found, dict) else {}
 
     @property
+    def cut(self) -> dict[str, int]:
+        """How many texts of the test were longer than the ``n`` tokens of an input; empty if it was not counted."""
+        found = {key: self.results.get(key) for key in ("texts_cut", "texts")} | {"n": self.settings.get("n")}
+        whole = {key: value for key, value in found.items() if isinstance(value, int) and not isinstance(value, bool)}
+        return whole if len(whole) == len(found) and whole["texts"] > 0 else {}
+
+    @property
     def step(self) -> int:
         """The last update that is known of."""
         return max((row["step"] for row in self.metrics), default=0)

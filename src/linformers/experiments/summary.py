@@ -6,8 +6,22 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from linformers.experiments import comparison, figures, page
+from linformers.experiments import comparison, figures
 from linformers.experiments.figures import Line, is_number
+from linformers.experiments.page import (
+    Block,
+    Contents,
+    Facts,
+    Folded,
+    Heading,
+    Numbers,
+    Paragraph,
+    Table,
+    picture,
+    render,
+    settings,
+    shown,
+)
 from linformers.experiments.runs import SavedRun, is_comparison, read_json, read_run, shared_baseline
 
 
@@ -39,7 +53,13 @@ COSTS = (
 )
 WHAT = ("task", "attention", "cross_attention", "n", "k", "sharing", "method")
 LONGEST_SAMPLE = 600
-LOOK = {"length": 256, "samples": 4}  # the spectrum, where nobody has measured it before
+LOOK = {"length": 256, "samples": 4}  # for a spectrum that was not measured before
+TASKS = {
+    "mlm": "masked language model",
+    "clm": "causal language model",
+    "seq2seq": "sequence to sequence",
+    "classify": "classification",
+}
 
 
 def build(directories: Sequence[Path], *, models: bool = True) -> str:
@@ -56,54 +76,85 @@ def build(directories: Sequence[Path], *, models: bool = True) -> str:
     comparisons = [path for path in directories if is_comparison(path)]
     titles = unique([run.name for run in runs] + [path.resolve().name for path in comparisons])
     title = titles[0] if len(titles) == 1 else "linformers: " + ", ".join(titles)
-    parts = [page.heading(1, title), page.paragraph(f"Made by linformers report on {today()}.", soft=True)]
-    parts.append(page.contents([(f"part-{i}", name) for i, name in enumerate(titles)]))
-    for task in dict.fromkeys(run.settings.get("task") for run in runs):
+    parts: list[Block] = [Heading(1, title), Paragraph(f"Made by linformers report on {today()}.", soft=True)]
+    if len(titles) > 1:
+        parts.append(Contents([(f"part-{i}", name) for i, name in enumerate(titles)]))
+    for number, task in enumerate(dict.fromkeys(run.settings.get("task") for run in runs)):
         own = [(name, run) for name, run in zip(titles, runs, strict=False) if run.settings.get("task") == task]
         if len(own) > 1:
-            parts += together([run for _, run in own], [name for name, _ in own], str(task))
+            parts += together([run for _, run in own], [name for name, _ in own], str(task), f"together{number}")
     for i, (name, run) in enumerate(zip(titles, runs, strict=False)):
-        alone = len(titles) == 1
-        parts += [] if alone else [page.heading(2, name, f"part-{i}")]
+        parts += [Heading(2, name, f"part-{i}")] if len(titles) > 1 else []
         parts += about_run(run, name, f"run{i}", models)
     for i, path in enumerate(comparisons, len(runs)):
-        parts += [] if len(titles) == 1 else [page.heading(2, titles[i], f"part-{i}")]
+        parts += [Heading(2, titles[i], f"part-{i}")] if len(titles) > 1 else []
         parts += about_comparison(path, f"comparison{i}")
-    return page.page(title, parts)
+    return render(title, parts)
 
 
-def together(runs: Sequence[SavedRun], names: Sequence[str], task: str) -> list[str]:
+def together(runs: Sequence[SavedRun], names: Sequence[str], task: str, anchor: str) -> list[Block]:
     """Several runs of one task beside each other."""
     what = [key for key in WHAT if key != "cross_attention" or task == "seq2seq"]
     heads = ["run", *what, *(number.name for number in (*SCORES, *COSTS))]
     rows = []
-    for name, run in zip(names, runs, strict=False):
-        facts = [page.shown(run.settings[key]) if run.settings.get(key) is not None else "" for key in what]
+    for name, run in zip(names, runs, strict=True):
+        facts = [shown(run.settings[key]) if run.settings.get(key) is not None else "" for key in what]
         rows.append([name, *facts, *(number.of(run.results) for number in (*SCORES, *COSTS))])
-    if baseline := shared_baseline(runs):
-        blank = [""] * len(what)
-        rows.append(["frequencies alone", *blank, *(number.of(baseline) for number in SCORES), *[""] * len(COSTS)])
-    lines = [Line(name, [run.metrics]) for name, run in zip(names, runs, strict=False)]
-    figure = figures.learning(lines, "", baseline=baseline)
+    shared = shared_baseline(runs)
+    baselines = [("frequencies alone", shared)] if shared else [
+        (f"{name}: frequencies alone", run.baseline) for name, run in zip(names, runs, strict=True) if run.baseline
+    ]  # fmt: skip
+    for name, baseline in baselines:
+        rows.append([name, *[""] * len(what), *(number.of(baseline) for number in SCORES), *[""] * len(COSTS)])
+    lines = [
+        Line(name, [run.metrics], baseline=None if shared else run.baseline)
+        for name, run in zip(names, runs, strict=True)
+    ]
+    caption = f"Scores of all runs of the task {task} on the validation part against updates."
     return [
-        page.heading(2, f"Side by side: {task}"),
-        page.table(heads, rows),
-        page.picture(figure, f"together-{task}", "Held-out scores against updates."),
+        Heading(2, f"Side by side: {task}"),
+        Table(heads, rows),
+        picture(figures.learning(lines, "", baseline=shared), anchor, caption),
     ]
 
 
-def about_run(run: SavedRun, name: str, anchor: str, models: bool) -> list[str]:
+def facts(settings: Mapping[str, Any], more: Sequence[tuple[str, str]] = ()) -> Facts:
+    """What it is about: the task, the data and the sizes; settings that are not known are left out."""
+    task = str(settings.get("task", ""))
+    default = "ListOps expressions (the default)" if task == "classify" else "Python's own documentation (the default)"
+    found = [
+        ("task", f"{task} ({TASKS[task]})" if task in TASKS else task),
+        ("data", shown(settings.get("data") or default)),
+    ]
+    n, target = settings.get("n"), settings.get("target_n")
+    longest = f"{shown(n)} tokens" if n is not None else ""
+    if task == "seq2seq" and target is not None:
+        longest += f", targets {shown(target)}"
+    found.append(("longest input n", longest))
+    sizes = (("width", "{} channels"), ("depth", "{} layers"), ("heads", "{} heads"))
+    model = [form.format(shown(settings[key])) for key, form in sizes if settings.get(key) is not None]
+    found.append(("model", ", ".join(model)))
+    updates = [f"{settings['max_steps']:,} updates"] if isinstance(settings.get("max_steps"), int) else []
+    batch = [f"batches of {shown(settings['batch_size'])}"] if settings.get("batch_size") is not None else []
+    found.append(("training", ", ".join(updates + batch)))
+    return Facts([(name, text) for name, text in (*found, *more) if text])
+
+
+def about_run(run: SavedRun, name: str, anchor: str, models: bool) -> list[Block]:
     """All about one run."""
-    found = [(number.name, text) for number in (*SCORES, *COSTS) if (text := number.of(run.results))]
-    parts = [page.numbers(found)]
+    cut = [("test texts cut", comparison.about_cut(run.cut))] if run.cut else []
+    parts: list[Block] = [facts(run.settings, cut)]
+    if found := [(number.name, text) for number in (*SCORES, *COSTS) if (text := number.of(run.results))]:
+        parts.append(Numbers(found))
     if run.results:
-        parts.append(page.paragraph(verdict(run), soft=True))
+        parts.append(Paragraph(verdict(run), soft=True))
     else:
-        parts.append(page.paragraph(f"Not tested yet; the last known update is {run.step:,}.", soft=True))
-    parts.append(page.settings({**run.settings, **{k: v for k, v in run.config.items() if k == "parameters"}}))
+        parts.append(Paragraph(f"Not tested yet; the last known update is {run.step:,}.", soft=True))
+    parts.append(settings({**run.settings, **{k: v for k, v in run.config.items() if k == "parameters"}}))
     if run.metrics:
         figure = figures.learning([Line("held-out", [run.metrics])], "", baseline=run.baseline, show_training=True)
-        parts += [page.heading(3, "Learning"), page.picture(figure, f"{anchor}-learning", f"{name}: against updates.")]
+        caption = f"{name}: scores on the validation part, and on the batches of training, against updates."
+        parts += [Heading(3, "Learning"), picture(figure, f"{anchor}-learning", caption)]
     parts += classes(run.results.get("per_class"))
     parts += samples(run.results.get("examples"))
     parts += inside(run, anchor, models)
@@ -120,37 +171,38 @@ def verdict(run: SavedRun) -> str:
     return text
 
 
-def classes(rows: Any) -> list[str]:
+def classes(rows: Any) -> list[Block]:
     """The report of each class, if there is one."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not rows:
         return []
     keys = ("label", "precision", "recall", "f1", "support")
-    lines = [[f"{v:.3f}" if isinstance(v := row.get(key), float) else page.shown(v) for key in keys] for row in rows]
-    return [page.heading(3, "Classes"), page.table(keys, lines)]
+    lines = [[f"{v:.3f}" if isinstance(v := row.get(key), float) else shown(v) for key in keys] for row in rows]
+    return [Heading(3, "Classes"), Table(keys, lines, stacked=False)]
 
 
-def samples(rows: Any) -> list[str]:
+def samples(rows: Any) -> list[Block]:
     """What the model said about some held-out examples."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not rows:
         return []
     keys = [key for key in ("input", "output", "expected") if any(key in row for row in rows)]
     lines = [[shortened(str(row.get(key, ""))) for key in keys] for row in rows]
     heads = [{"output": "the model says"}.get(key, key) for key in keys]
-    return [page.heading(3, "Samples"), page.table(heads, lines, texts=range(len(keys)))]
+    return [Heading(3, "Samples"), Table(heads, lines, texts=range(len(keys)))]
 
 
-def inside(run: SavedRun, anchor: str, models: bool) -> list[str]:
+def inside(run: SavedRun, anchor: str, models: bool) -> list[Block]:
     """Heads and spectrum: what was saved, or what can be made of the model."""
     from linformers.experiments import spectrum
 
     saved = run.directory / "spectrum.json"
     measured = read_json(saved) if saved.is_file() else None
-    parts: list[str] = []
-    if models and run.settings.get("attention") != "none":
+    parts: list[Block] = []
+    # Without attention a decoder still has cross-attention to look at.
+    if models and (run.settings.get("attention") != "none" or run.settings.get("task") == "seq2seq"):
         try:
             heads, subject = heads_of(run, anchor)
         except (ValueError, OSError) as error:
-            return [page.paragraph(f"Heads and spectrum are missing: {error}.", soft=True)]
+            return [Paragraph(f"Heads and spectrum are missing: {error}.", soft=True)]
         parts += heads
         if measured is None and run.settings.get("attention") == "full":
             from linformers.experiments.texts import pieces
@@ -162,14 +214,14 @@ def inside(run: SavedRun, anchor: str, models: bool) -> list[str]:
         k = ", ".join(map(str, measured["k"]))
         share = f"{100 * measured['settings']['share']:g} %"
         parts += [
-            page.heading(3, "Spectrum"),
-            page.paragraph(f"Slots that keep {share} of the singular values, by layer: {k}."),
-            page.picture(spectrum.draw(measured), f"{anchor}-spectrum", caption),
+            Heading(3, "Spectrum"),
+            Paragraph(f"Slots that keep {share} of the singular values, by layer: {k}."),
+            picture(spectrum.draw(measured), f"{anchor}-spectrum", caption),
         ]
     return parts
 
 
-def heads_of(run: SavedRun, anchor: str) -> tuple[list[str], Any]:
+def heads_of(run: SavedRun, anchor: str) -> tuple[list[Block], Any]:
     """The heads of a run on a text: a sample of its own, or the beginning of the default text; and the model."""
     from linformers.experiments import heads, spectrum
     from linformers.experiments.texts import read
@@ -183,37 +235,28 @@ def heads_of(run: SavedRun, anchor: str) -> tuple[list[str], Any]:
     ]
     text = next((text for text in own if text.strip()), None) or read(None)[0]
     batch = heads.inputs(subject.model, subject.tokenizer, text, subject.longest)
-    parts = [page.heading(3, "Heads")]
-    for name, figure in heads.draw(subject.model, batch).items():
+    parts: list[Block] = [Heading(3, "Heads")]
+    for name, figure in heads.draw(subject.model, batch, subject.tokenizer).items():
         caption = f"{name}: the weights of every head for one text of {batch['input_ids'].shape[1]} tokens."
-        parts.append(page.folded(f"pictures: {name}", page.picture(figure, f"{anchor}-{name}", caption)))
-    for name, table in heads.spread(subject.model, batch).items():
-        columns = [name, *(f"head {i + 1}" for i in range(len(table[0])))]
-        rows = [[f"layer {i + 1}", *(f"{value:.1f}" for value in layer)] for i, layer in enumerate(table)]
-        parts += [
-            page.paragraph("Over how many slots or positions a query spreads, in the mean:"),
-            page.table(columns, rows),
-        ]
+        parts.append(Folded(f"pictures: {name}", [picture(figure, f"{anchor}-{name}", caption)]))
+    for name, found in heads.spread(subject.model, batch).items():
+        columns = [name, *(f"head {i + 1}" for i in range(len(found.table[0])))]
+        rows = [[f"layer {i + 1}", *(f"{value:.1f}" for value in layer)] for i, layer in enumerate(found.table)]
+        parts += [Paragraph(f"{name}: {found.title}"), Table(columns, rows, stacked=False)]
     return parts, subject
 
 
-def about_comparison(path: Path, anchor: str) -> list[str]:
+def about_comparison(path: Path, anchor: str) -> list[Block]:
     """All about a comparison, from its directory."""
     result = comparison.summarise(path)
-    heads, rows = comparison.table(result)
-    parts = [page.paragraph("Mean ± standard deviation over seeds, on held-out data."), page.table(heads, rows)]
-    parts += [page.paragraph(note) for note in result["notes"]]
+    cut = "; ".join(comparison.about_cut(one) for one in result["cut"])
+    parts: list[Block] = [facts(result["settings"], [("test texts cut", cut)])]
+    parts.append(Paragraph(f"Scores are on held-out data. {comparison.about_seeds(result)}"))
+    parts.append(Table(*comparison.table(result)))
+    parts += [Paragraph(note) for note in result["notes"]]
     for name, figure in comparison.draw(path, result).items():
-        parts.append(page.picture(figure, f"{anchor}-{name}", CAPTIONS.get(name, "Held-out scores.")))
-    return [*parts, page.settings(result["settings"])]
-
-
-CAPTIONS = {
-    "k": "Held-out scores against updates for several k; the band is the standard deviation over seeds.",
-    "sharing": "Held-out scores against updates for the sharing modes.",
-    "method": "Held-out scores against updates for the methods of projection.",
-    "n": "Held-out scores against updates for several lengths n with the same k and as many tokens in an update.",
-}
+        parts.append(picture(figure, f"{anchor}-{name}", comparison.caption(name, result)))
+    return [*parts, settings(result["settings"])]
 
 
 def shortened(text: str) -> str:

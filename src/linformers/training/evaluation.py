@@ -76,6 +76,9 @@ def evaluate(
         **found.summary(),
         "labels": found.labels,
         "examples_tested": counted,
+        "texts": len(examples)
+        * (2 if run.prepared.kind == "pairs" else 1),  # a pair is cut at its source or its target
+        "texts_cut": examples.cut,
         "baseline": frequency_baseline(examples),
     }
     if run.task == "classify":
