@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from linformers import Linformer, LinformerClassifier, LinformerEncDec, LinformerLM, Visualizer, make_projection
-from linformers.visualize import gathered
+from linformers.visualize import at_positions, gathered
 
 
 def test_weights_of_every_layer_and_head() -> None:
@@ -64,3 +64,71 @@ def test_encoder_decoder_has_three_figures(tmp_path: Path) -> None:
 def test_a_model_without_a_stack_is_refused() -> None:
     with pytest.raises(ValueError, match="Linear contains no Linformer stack"):
         Visualizer(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("shifts", [(1, 0), (1, 0, -1)], ids=["causal", "both ways"])
+@pytest.mark.parametrize("start", [0, 5])
+def test_exact_keys_are_put_at_their_positions(shifts: tuple[int, ...], start: int) -> None:
+    n, block, rows = 13, 3, 11
+    near = torch.rand(2, rows, len(shifts) * block)
+    expected = torch.zeros(2, rows, n)
+    for row in range(rows):
+        place = (row - start) % n
+        for column in range(near.shape[2]):
+            key = (place // block - shifts[column // block]) * block + column % block
+            if 0 <= key < n:
+                expected[:, row, (key + start) % n] += near[:, row, column]
+    torch.testing.assert_close(at_positions(near, block, n, start), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "label"),
+    [
+        ({"causal": True, "block_size": 4}, "2 slots | 15 exact keys"),
+        ({"local_window": 3}, "4 slots | 15 exact keys"),
+        ({"attention": "local", "local_window": 3}, "15 exact keys"),
+        ({"attention": "full"}, "key"),
+        ({}, "slot"),
+    ],
+    ids=["causal", "window", "local", "full", "slots"],
+)
+def test_slots_and_exact_keys_are_told_apart(options: dict[str, object], label: str) -> None:
+    model = LinformerLM(17, 16, 8, 4, nhead=2, depth=1, **options)
+    (figure,) = Visualizer(model).figures(torch.randint(17, (1, 15))).values()
+    axis = figure.axes[0]
+    assert axis.get_xlabel() == label
+    assert [bar.get_ylabel() for bar in figure.axes].count("weight (square-root scale)") == 1
+    picture = axis.images[0].get_array()
+    torch.testing.assert_close(torch.tensor(picture).sum(-1), torch.ones(15))  # nothing is lost on the way
+    if "|" in label:  # with a line between them
+        slots = int(label.split()[0])
+        assert axis.lines[0].get_xdata()[0] == slots - 0.5
+        assert picture.shape == (15, slots + 15)
+    if options.get("causal"):
+        assert not torch.tensor(picture)[:, slots:].triu(1).any()
+
+
+@pytest.mark.parametrize("stack", [False, True], ids=["text", "stack"])
+def test_left_padding_moves_the_picture_and_changes_nothing_else(stack: bool) -> None:
+    model = LinformerLM(17, 16, 8, 4, nhead=2, depth=1, causal=True, block_size=4)
+    if stack:  # on its own: it moves the rows itself
+        model = model.body.linformer
+        tokens = torch.randn(1, 11, 8)
+    else:
+        tokens = torch.randint(17, (1, 11))
+    padded = torch.cat([tokens[:, :3], tokens], 1)
+    seer = Visualizer(model)
+    (plain,) = seer.figures(tokens).values()
+    (moved,) = seer.figures(padded, torch.arange(14)[None] >= 3).values()
+    one, two = (torch.tensor(figure.axes[0].images[0].get_array()) for figure in (plain, moved))
+    slots = one.shape[1] - 11
+    torch.testing.assert_close(two[3:, :slots], one[:, :slots])
+    torch.testing.assert_close(two[3:, -11:], one[:, slots:])
+
+
+def test_text_of_a_picture_is_no_formula(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"a$\\foo$": Linformer(13, 6, 5, nhead=2)})
+    model.forward = lambda x: model["a$\\foo$"](x)  # type: ignore[method-assign]
+    labels = {"a$\\foo$": [f"$\\x_{i}$" for i in range(11)]}
+    (saved,) = Visualizer(model).save(tmp_path / "heads.png", torch.randn(1, 11, 6), row_labels=labels)
+    assert saved.is_file()

@@ -64,6 +64,7 @@ class Trace:
         weights: of each layer, ``(b, h, n, k)``, see :meth:`linformers.layers.Attention.forward`.
         cross_weights: of each layer with cross-attention, ``(b, h, n, k)``, or ``(b, h, n, s)`` if it is full.
         hidden: the input of the first layer, and the output of each, ``(b, n, ch)``; the last before any final norm.
+        moves: while a pass runs, how to take its positions back to the caller's order, ``(b, n)``, the outermost first.
     """
 
     need_weights: bool = True
@@ -71,6 +72,7 @@ class Trace:
     weights: list[Tensor | None] = field(default_factory=list)
     cross_weights: list[Tensor | None] = field(default_factory=list)
     hidden: list[Tensor] = field(default_factory=list)
+    moves: list[Tensor] = field(default_factory=list)
 
     def move(self, index: Tensor | None, full: bool = False) -> None:
         """Reorder the positions of every row by ``index`` ``(b, n)``, if it is given; with ``full``, also those of the keys."""

@@ -123,16 +123,22 @@ class Visualizer:
     def _look(
         self, inputs: tuple[Any, ...], options: dict[str, Any]
     ) -> tuple[dict[str, list[Tensor]], dict[str, Tensor]]:
-        """The weights, and for each causal stack with a mask the first real position of every row, ``(b,)``."""
-        traces = {name: Trace(need_weights=True, need_hidden=False) for name in self.stacks}
+        """The weights, and for each stack whose rows were moved to begin with a real token, where that was, ``(b,)``."""
+        traces: dict[str, list[Trace]] = {name: [] for name in self.stacks}
         starts: dict[str, Tensor] = {}
 
         def ask(name: str) -> Hook:
             def hook(stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+                # A model's own trace has its rows moved back to the caller's order.
+                trace = given.get("trace") or Trace(need_weights=True, need_hidden=False)
+                trace.need_weights = True
+                traces[name].append(trace)
                 mask = args[1] if len(args) > 1 else given.get("mask")
-                if mask is not None and cast(Linformer, stack).causal:
+                if trace.moves:
+                    starts[name] = -trace.moves[0][:, 0] % trace.moves[0].shape[1]
+                elif mask is not None and cast(Linformer, stack).causal:
                     starts[name] = mask.int().argmax(1)
-                return args, given | {"trace": traces[name]}
+                return args, given | {"trace": trace}
 
             return hook
 
@@ -145,10 +151,12 @@ class Visualizer:
             for hook in hooks:
                 hook.remove()
         found: dict[str, list[Tensor]] = {}
-        for name, trace in traces.items():
-            for label, weights in ((name, trace.weights), (f"{name}{CROSS}", trace.cross_weights)):
-                kept = [w for w in weights if w is not None]
-                if kept:
+        for name, passes in traces.items():
+            for label, lists in (
+                (name, [trace.weights for trace in passes]),
+                (f"{name}{CROSS}", [trace.cross_weights for trace in passes]),
+            ):
+                if kept := [w for weights in lists for w in weights if w is not None]:
                     found[label] = kept
         return found, starts
 

@@ -1,5 +1,6 @@
 """What the heads look at: figures for every kind of model, and how far a query spreads."""
 
+import matplotlib.image
 import pytest
 import torch
 from saved_cases import HEADS, LAYERS, make_tokenizer, save_own
@@ -9,7 +10,7 @@ from linformers.experiments import heads, spectrum
 
 
 def subject(tmp_path, kind="MaskedLM", **options):
-    return spectrum.load(save_own(tmp_path / "own", kind, **options))
+    return spectrum.load(save_own(tmp_path / "own", kind, **options), self_attention=False)
 
 
 @pytest.mark.parametrize(
@@ -18,27 +19,67 @@ def subject(tmp_path, kind="MaskedLM", **options):
         ("MaskedLM", {"proj_k": 4}, {"heads"}),
         ("MaskedLM", {"attention": "full"}, {"heads"}),
         ("CausalLM", {"proj_k": 4, "block_size": 4}, {"heads"}),
+        ("MaskedLM", {"proj_k": 4, "local_window": 3}, {"heads"}),
         ("Seq2SeqLM", {"proj_k": 4, "block_size": 4}, {"encoder", "decoder", "decoder-cross"}),
+        ("Seq2SeqLM", {"attention": "none"}, {"decoder-cross"}),
     ],
 )
 def test_figures_of_every_stack(tmp_path, kind, options, names):
     model, tokenizer, longest = subject(tmp_path, kind, **options)
     batch = heads.inputs(model, tokenizer, "w1 w2 w3 w4 w5", longest)
-    drawn = heads.draw(model, batch)
+    drawn = heads.draw(model, batch, tokenizer)
     assert set(drawn) == names
+    for figure in drawn.values():
+        labels = [axis.get_ylabel() for axis in figure.axes]
+        assert "weight (square-root scale)" in labels  # the colour bar
+        assert [text.get_text() for text in figure.axes[0].get_yticklabels()][1:4] == ["w1  1", "w2  2", "w3  3"]
     found = heads.spread(model, batch)
     assert set(found) == names
-    for table in found.values():
-        assert len(table) == LAYERS
-        assert all(len(layer) == HEADS and min(layer) >= 1 for layer in table)
+    for spread in found.values():
+        assert len(spread.table) == LAYERS
+        assert all(len(layer) == HEADS and min(layer) >= 1 for layer in spread.table)
+        assert all(value <= spread.slots + spread.keys + 0.01 for layer in spread.table for value in layer)
 
 
 def test_the_spread_of_known_weights(tmp_path, monkeypatch):
     even = torch.full((1, 1, 3, 4), 0.25)
     one = torch.eye(4)[:3][None, None]
-    monkeypatch.setattr(heads.Visualizer, "weights", lambda self, **batch: {"linformer": [even, one]})
-    model, _, _ = subject(tmp_path)
-    assert heads.spread(model, {}) == {"heads": [[4.0], [1.0]]}
+    model, _, _ = subject(tmp_path, attention="full")
+    (name,) = heads.Visualizer(model).stacks
+    monkeypatch.setattr(heads.Visualizer, "weights", lambda self, **batch: {name: [even, one]})
+    found = heads.spread(model, {})["heads"]
+    assert found == ([[4.0], [1.0]], 0, 4)
+    assert "over how many exact keys a query spreads" in found.title
+
+
+def test_the_spread_names_what_a_query_sees(tmp_path):
+    model, tokenizer, longest = subject(tmp_path, "CausalLM", proj_k=8, block_size=2)
+    batch = heads.inputs(model, tokenizer, "w1 w2 w3 w4 w5 w6 w7 w8 w9", longest)
+    assert batch["input_ids"].shape == (1, 11)
+    found = heads.spread(model, batch)["heads"]
+    # The last of 11 queries is in the sixth block of 2: it sees four blocks as one slot each, and three keys; the one before four.
+    assert (found.slots, found.keys) == (4, 4)
+    assert found.title.endswith(
+        "slots and exact keys a query spreads, in the mean (it sees at most 4 slots and 4 exact keys)"
+    )
+    figure = heads.draw(model, batch, tokenizer)["heads"]
+    assert figure.axes[(LAYERS - 1) * (HEADS + 1)].get_xlabel() == "4 slots | 11 exact keys"
+
+
+def test_tokens_are_text_in_the_picture(tmp_path):
+    model, tokenizer, longest = subject(tmp_path, proj_k=4)
+    tokenizer.add_tokens(["$\\foo$", "_x"])
+    batch = heads.inputs(model, tokenizer, "w1 w2", longest)
+    names = heads.tokens(heads.Visualizer(model), {"input_ids": torch.tensor([[2, 31, 32]])}, tokenizer)
+    assert all(texts == ["[CLS]", "$\\foo$", "_x"] for texts in names.values())
+    figures_of = heads.Visualizer(model).figures
+    odd = ["$\\foo$", "a^{", "_x", "<b>"]
+    drawn = figures_of(**batch, row_labels=dict.fromkeys(names, odd))
+    for i, figure in enumerate(drawn.values()):
+        figure.savefig(tmp_path / f"{i}.png")
+        assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [
+            f"{t}  {j}" for j, t in enumerate(odd)
+        ]
 
 
 def test_long_texts_are_cut_and_empty_ones_refused(tmp_path):
@@ -53,10 +94,20 @@ def test_long_texts_are_cut_and_empty_ones_refused(tmp_path):
 def test_the_command(tmp_path, capsys):
     model = save_own(tmp_path / "own", proj_k=4)
     assert launch("heads", str(model), "w1 w2 w3", "--out", str(tmp_path / "out")) == 0
-    assert (tmp_path / "out" / "heads.png").read_bytes().startswith(b"\x89PNG")
-    assert "over how many slots" in " ".join(capsys.readouterr().out.split())
+    assert matplotlib.image.imread(tmp_path / "out" / "heads.png").size
+    assert "over how many slots a query spreads, in the mean (it sees at most 4 slots)" in capsys.readouterr().out
     assert launch("heads", str(model), "w1", "--file", "x.txt") == 1
     assert "give a text or a --file, not both" in capsys.readouterr().err
     none = save_own(tmp_path / "none", attention="none")
     assert launch("heads", str(none), "w1") == 1
     assert "has no attention" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_decoder_without_self_attention_shows_its_cross_attention(tmp_path, capsys):
+    model = save_own(tmp_path / "own", "Seq2SeqLM", attention="none")
+    assert launch("heads", str(model), "w1 w2 w3", "--out", str(tmp_path / "out")) == 0
+    assert (
+        "decoder-cross: over how many exact keys a query spreads, in the mean (it sees at most 5"
+        in capsys.readouterr().out
+    )
+    assert (tmp_path / "out" / "heads.png").is_file()

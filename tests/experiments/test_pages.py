@@ -2,13 +2,15 @@
 
 import html.parser
 import json
+import os
 import re
+from xml.etree import ElementTree
 
 import pytest
 from saved_cases import learned, save_bert, save_run
 
 from linformers.cli import launch
-from linformers.experiments import figures, page, summary, sweep
+from linformers.experiments import bench_results, comparison, figures, page, plots, runs, spectrum, summary, sweep
 from linformers.experiments.figures import Line
 from linformers.training.settings import Settings
 
@@ -20,7 +22,7 @@ class Checker(html.parser.HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.open, self.ids, self.tags, self.links = [], [], [], []
+        self.open, self.ids, self.tags, self.links, self.attributes = [], [], [], [], set()
 
     def handle_starttag(self, tag, attributes):
         self.note(tag, attributes)
@@ -32,6 +34,7 @@ class Checker(html.parser.HTMLParser):
 
     def note(self, tag, attributes):
         self.tags.append(tag)
+        self.attributes |= {key for key, _ in attributes}
         self.ids += [value for key, value in attributes if key == "id"]
         self.links += [value for key, value in attributes if key in ("href", "src", "xlink:href")]
 
@@ -50,6 +53,61 @@ def check(text):
     assert "prefers-color-scheme: dark" in text
     assert 'name="viewport"' in text
     return checker
+
+
+ODD = [
+    "x$\\foo$",
+    "$^{_",
+    "\\frac",
+    "_hidden",
+    "<b>&amp;'\"",
+    "a\x01\udcffb",
+    "日本語 🙂",
+    "line\nbreak",
+    "x" * 300,
+    "",
+    "#222222",
+]
+
+
+@pytest.mark.parametrize("name", ODD, ids=ascii)
+def test_names_are_text_in_every_figure(name, tmp_path):
+    shown = figures.plain(name)
+    assert len(shown) <= figures.LONGEST_NAME
+    bench = {"benchmark": name, "machine": {"cpu": name}, "date": "2020-01-01"}
+    cells = [{"contender": name, "n": n, "pass": name, "seconds": n / 1000} for n in (64, 4096)]
+    source = tmp_path / "bench.json"
+    source.write_text(json.dumps({**bench, "cells": cells}))
+    bench_results.plot(source, tmp_path / "bench.png")
+    curve = [[[0.5, 0.8, 1.0]]]
+    about = {"curves": curve, "heat": [[0.5]], "k": [2], "model": name, "settings": {"n": 3, "index": 1, "share": 0.9}}
+    learning = figures.learning([Line(name, [learned(2.0)], baseline={"loss": 4.0, "accuracy": 0.1})], name)
+    drawn = {
+        "learning": learning,
+        "scores": figures.scores([(name, [1.0, 2.0])], "test loss", "title"),
+        "spectrum": spectrum.draw(about),
+    }
+    for kind, figure in drawn.items():
+        assert figures.save(figure, tmp_path / f"{kind}.png").is_file()
+        text = figures.svg(figure, kind, name.replace("\x01", "").replace("\udcff", ""))
+        words = [element.text for element in ElementTree.fromstring(text).iter("text")]
+        assert any(shown in (word or "") for word in words), words
+    legend = [text.get_text() for text in learning.legends[0].get_texts()]
+    assert legend == [shown, f"{shown}: frequencies alone"]
+
+
+def test_plain_text_keeps_both_ends():
+    assert figures.plain("a b\tc") == "a b c"
+    assert figures.plain("abcdefghijklmn", 7) == "abcd…mn"
+    assert figures.plain("a\x00b") == "a\ufffdb"
+
+
+def test_marks_of_logarithmic_axes_are_plain_numbers(tmp_path):
+    figure = figures.learning([Line("a", [learned(2.0)])], "")
+    figures.save(figure, tmp_path / "a.png")
+    marks = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert marks
+    assert not any("$" in mark for mark in marks)
 
 
 def test_means_over_seeds_are_of_updates_that_all_have():
@@ -104,7 +162,50 @@ def test_everything_from_files_is_escaped(tmp_path):
     assert text.count("&lt;script&gt;") > 5
     assert "svg" in checker.tags
     assert "…" in text
-    assert page.heading(2, evil, evil).count("<") == 2
+
+
+@pytest.mark.parametrize(
+    "evil", ["</title><script>alert(1)</script>", '" onload="x', "{{ 7 * 7 }}", "]]><b>", "a\udcffb"]
+)
+def test_every_block_escapes_its_text(evil):
+    pair = [(evil, evil)]
+    blocks = [
+        page.Heading(2, evil, evil),
+        page.Paragraph(evil),
+        page.Contents(pair),
+        page.Table([evil], [[evil]]),
+        page.Table([evil], [[evil]], texts=[0], stacked=False),
+        page.Numbers(pair),
+        page.Facts(pair),
+        page.picture(figures.learning([Line(evil, [learned(2.0)])], evil), "first", evil.replace("\udcff", "")),
+        page.Folded(evil, [page.settings({evil: evil})]),
+    ]
+    text = page.render(evil, blocks)
+    checker = Checker()
+    checker.feed(text)
+    assert checker.open == []
+    assert "script" not in checker.tags
+    assert checker.tags.count("b") == 1  # the one of the numbers
+    assert "onload" not in checker.attributes
+    assert html.unescape(text).count(evil.replace("\udcff", "?")) > 10  # it is there, as text
+
+
+def test_two_figures_of_a_page_share_no_ids_and_point_at_their_own():
+    for name in ("first", "second"):
+        figure = figures.learning([Line("a", [learned(2.0)])], "title")
+        root = ElementTree.fromstring(figures.svg(figure, name, "what it is"))
+        ids = {element.get("id") for element in root.iter()} - {None}
+        used = {element.get("href")[1:] for element in root.iter() if element.get("href")}
+        clips = {element.get("clip-path") for element in root.iter()} - {None}
+        assert ids
+        assert used
+        assert clips
+        assert all(one.startswith(f"{name}-") for one in ids)
+        assert used <= ids
+        assert clips <= {f"url(#{one})" for one in ids}
+        assert root.get("aria-label") == "what it is"
+        assert not list(root.iter("style"))
+        assert not list(root.iter("metadata"))
 
 
 def test_runs_and_comparisons_on_one_page(tmp_path):
@@ -114,31 +215,70 @@ def test_runs_and_comparisons_on_one_page(tmp_path):
     sweep.save_plan(out, base, planned)
     for cell in planned[:-1]:
         save_run(cell.directory(out), 2.0, seed=cell.seed)
-    runs = [save_run(tmp_path / "a" / "run"), save_run(tmp_path / "b" / "run", finished=False, attention="full")]
-    text = summary.build([*runs, out], models=False)
+    saved = [save_run(tmp_path / "a" / "run"), save_run(tmp_path / "b" / "run", finished=False, attention="full")]
+    text = summary.build([*saved, out], models=False)
     check(text)
     for words in (
         "run (2)",
         "Side by side",
-        "frequencies alone",
+        "run: frequencies alone",  # the other one does not know its own
         "Not tested yet",
         "projection dimension k",
-        "gain kept",
+        comparison.NO_GAIN,
     ):
-        assert words in text
+        assert html.escape(words).replace("&#x27;", "&#39;") in text
+    assert "gain kept" not in text
+
+
+def test_a_comparison_says_first_what_it_is_about(tmp_path):
+    base = sweep.complete(Settings(task="classify", preset="tiny", n=64, data=("texts.csv",), max_steps=1234))
+    planned = sweep.plan(base, ["full", "linformer"], 1)
+    sweep.save_plan(tmp_path, base, planned)
+    for cell in planned:
+        path = save_run(cell.directory(tmp_path), 2.0, n=64) / "results.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "texts": 200, "texts_cut": 13}))
+    text = summary.build([tmp_path], models=False)
+    check(text)
+    before = text[: text.index("<table")]
+    for words in (
+        "classify (classification)",
+        "texts.csv",
+        "64 tokens",
+        "1,234 updates",
+        "13 of 200 (6.5 %) at n = 64",
+    ):
+        assert words in before
+    assert "One seed for each contender, so there is no deviation" in before
+    assert "±" not in text
+    assert "it needs the contenders full and none, and here is no none" in text
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    assert len(captions) == len(set(captions)) == 3
+    for row in re.findall(r"<tr><td.*?</tr>", text):  # on a small screen every cell says what it is
+        assert row.count("<td") == row.count("data-label=") == 7
+
+
+def test_a_run_says_first_what_it_is_about(tmp_path):
+    run = save_run(tmp_path / "run", data=["a.txt", "b.txt"])
+    before = summary.build([run], models=False).partition("<details>")[0]
+    for words in ("mlm (masked language model)", "a.txt, b.txt", "16 tokens"):
+        assert words in before
+    assert "cut" not in before  # a file of an older version does not say
+    results = json.loads((run / "results.json").read_text())
+    (run / "results.json").write_text(json.dumps({**results, "texts": 30, "texts_cut": 0}))
+    assert "none of 30 at n = 16" in summary.build([run], models=False)
 
 
 def test_runs_of_other_tasks_are_not_beside_each_other(tmp_path):
-    runs = [save_run(tmp_path / name, task=task) for name, task in (("a", "mlm"), ("b", "clm"), ("c", "clm"))]
-    other = json.loads((runs[2] / "results.json").read_text())
+    saved = [save_run(tmp_path / name, task=task) for name, task in (("a", "mlm"), ("b", "clm"), ("c", "clm"))]
+    other = json.loads((saved[2] / "results.json").read_text())
     other["baseline"]["loss"] += 1  # another text
-    (runs[2] / "results.json").write_text(json.dumps(other))
-    text = summary.build(runs, models=False)
+    (saved[2] / "results.json").write_text(json.dumps(other))
+    text = summary.build(saved, models=False)
     check(text)
     assert "Side by side: clm" in text
     assert "Side by side: mlm" not in text
     table = text[text.index("Side by side") : text.index("<figure>")]
-    assert "frequencies alone" not in table
+    assert re.findall(r">([^<]*frequencies alone)<", table) == ["b: frequencies alone", "c: frequencies alone"]
 
 
 def test_long_samples_are_cut():
@@ -177,6 +317,65 @@ def test_plot_draws_runs_together(tmp_path, capsys):
     assert launch("plot", runs[0]) == 0
     assert (tmp_path / "one" / "learning.png").is_file()
     capsys.readouterr()
+
+
+def baselines(figure):
+    """The height and the colour of the level lines of the accuracy."""
+    return {(line.get_ydata()[0], line.get_color()) for line in figure.axes[1].lines if len(set(line.get_ydata())) == 1}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"task": "classify"}, {"data": ["other.txt"]}, {"finished": False}, {"loss": 5.0}],
+    ids=["task", "data", "not tested", "loss"],
+)
+def test_runs_that_share_no_baseline_have_one_each(change, tmp_path, monkeypatch):
+    loss = change.pop("loss", 4.5)
+    saved = [save_run(tmp_path / "one", 2.0), save_run(tmp_path / "two", 3.0, **change)]
+    if change.get("finished", True):
+        results = json.loads((saved[1] / "results.json").read_text())
+        results["baseline"] = {"loss": loss, "accuracy": 0.5}
+        (saved[1] / "results.json").write_text(json.dumps(results))
+    assert runs.shared_baseline([runs.read_run(path) for path in saved]) == {}
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
+    plots.draw(saved, tmp_path)
+    expected = {(0.05, figures.COLOURS[0])}
+    expected |= {(0.5, figures.COLOURS[1])} if change.get("finished", True) else set()
+    assert [baselines(figure) for figure in drawn] == [expected] * 2
+
+
+def test_runs_of_one_task_and_text_share_their_baseline(tmp_path, monkeypatch):
+    saved = [save_run(tmp_path / name, end) for name, end in (("one", 2.0), ("two", 3.0))]
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure) or path)
+    plots.draw(saved, tmp_path)
+    assert [baselines(figure) for figure in drawn] == [{(0.05, figures.INK)}] * 2
+
+
+def test_plot_takes_directories_with_any_name(tmp_path, capsys):
+    names = [name for name in ODD if name and len(name) < 200 and "/" not in name]
+    saved = [save_run(tmp_path / name) for name in names]
+    assert launch("plot", *map(os.fspath, saved), "--out", str(tmp_path / "figures")) == 0
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"learning.png", "time.png"}
+    assert launch("report", *map(os.fspath, saved), "--no-models", "--out", str(tmp_path / "report.html")) == 0
+    checker = check((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert checker.tags.count("svg") == 1 + len(names)
+    capsys.readouterr()
+
+
+def test_a_small_difference_looks_small():
+    low, high = figures.span([61.17, 61.23], accuracy=False)
+    assert high - low == pytest.approx(0.2 * 61.2)
+    assert (low + high) / 2 == pytest.approx(61.2)
+    assert figures.span([0.5, 0.52], accuracy=True) == pytest.approx((0.46, 0.56))
+    low, high = figures.span([10.0, 70.0], accuracy=False)
+    assert low < 10 < 70 < high
+    figure = figures.scores([("a", [61.17]), ("b", [61.23])], "test perplexity", "", baseline=500.0)
+    assert figure.axes[0].get_xlabel() == "test perplexity (the axis spans at least 20 % of the mean)"
+    assert not figure.legends  # the baseline is far away
+    near = figures.scores([("a", [61.17]), ("b", [61.23])], "test perplexity", "", baseline=60.0)
+    assert [text.get_text() for text in near.legends[0].get_texts()] == ["frequencies alone"]
 
 
 def test_plot_draws_a_benchmark(tmp_path, capsys):

@@ -276,6 +276,51 @@ def test_the_table_has_the_baseline_and_is_markdown(compared):
     assert "Mean ± standard deviation" in text
 
 
+def test_the_column_of_the_share_has_its_reason_or_is_not_there(compared, tmp_path):
+    heads, rows = comparison.table(comparison.summarise(compared))
+    assert heads[-1] == "gain kept"
+    found = {row[0]: row[-1] for row in rows}
+    assert found["full attention"] == found["no attention"] == "reference"
+    assert found["n = 128"] == "no reference"
+    planned = sweep.plan(BASE, ["none", "k=4"], 1)
+    sweep.save_plan(tmp_path / "other", BASE, planned)
+    for cell in planned:
+        save_run(cell.directory(tmp_path / "other"))
+    result = comparison.summarise(tmp_path / "other")
+    assert "gain kept" not in comparison.table(result)[0]
+    assert result["notes"] == [f"{comparison.NO_SHARE}it needs the contenders full and none, and here is no full."]
+    assert len({len(row) for row in comparison.table(result)[1]}) == 1
+    sweep.save_plan(tmp_path / "begun", BASE, sweep.plan(BASE, ["full", "none", "k=4"], 1))
+    assert comparison.summarise(tmp_path / "begun")["notes"] == [
+        f"{comparison.NO_SHARE}full and none are not tested yet, or differ in more than attention from the others."
+    ]
+    sweep.save_plan(tmp_path / "references", BASE, sweep.plan(BASE, ["full", "none"], 1))
+    assert comparison.summarise(tmp_path / "references")["notes"] == []
+
+
+def test_one_seed_is_no_mean(tmp_path, compared):
+    planned = sweep.plan(BASE, ["full", "none", "k=4"], 1)
+    out = tmp_path / "one"
+    sweep.save_plan(out, BASE, planned)
+    for cell in planned:
+        save_run(cell.directory(out), 3.0 if cell.contender.get("attention") == "none" else 2.0)
+    result = comparison.summarise(out)
+    assert comparison.about_seeds(result).startswith("One seed for each contender")
+    assert "±" not in comparison.markdown(result)
+    assert "one seed for each contender" in comparison.draw(out, result)["test-accuracy"].get_suptitle()
+    save_run(sweep.plan(BASE, ["full"], 2)[1].directory(out), seed=1)
+    sweep.save_plan(out, BASE, sweep.plan(BASE, ["full"], 2))
+    assert "without a deviation where there is one seed" in comparison.about_seeds(comparison.summarise(out))
+    assert comparison.about_seeds(comparison.summarise(compared)) == "Mean ± standard deviation over seeds."
+
+
+def test_every_figure_has_a_caption_of_its_own(compared):
+    result = comparison.summarise(compared)
+    captions = [comparison.caption(name, result) for name in comparison.draw(compared, result)]
+    assert len(set(captions)) == len(captions) == 5
+    assert all("standard deviation" in text or "a point for each seed" in text for text in captions)
+
+
 def test_no_share_where_full_attention_gains_nothing(compared):
     for cell in sweep.plan(BASE, ["none"], 3):
         path = cell.directory(compared) / "results.json"

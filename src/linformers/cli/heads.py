@@ -41,7 +41,7 @@ def heads(
     if text is not None and file is not None:
         raise ValueError("give a text or a --file, not both")
     console = Console()
-    subject = spectrum.load(run)
+    subject = spectrum.load(run, self_attention=False)
     text = read(file)[0] if text is None else text
     longest = subject.longest if length is None else min(length, subject.longest)
     batch = experiment.inputs(subject.model, subject.tokenizer, text, longest)

@@ -41,11 +41,14 @@ class Subject(NamedTuple):
     longest: int
 
 
-def load(directory: Path) -> Subject:
+def load(directory: Path, *, self_attention: bool = True) -> Subject:
     """The model of a run of this project, or of any directory that ``save_pretrained`` wrote; no hub is asked.
 
+    Args:
+        self_attention: refuse a model that has none, though it may have cross-attention.
+
     Raises:
-        ValueError: if there is no model.
+        ValueError: if there is no such model.
     """
     if (directory / "final").is_dir() or (directory / "metrics.jsonl").is_file():
         from linformers.training import load_run
@@ -56,6 +59,8 @@ def load(directory: Path) -> Subject:
         model, tokenizer = load_saved(directory)
     else:
         raise ValueError(f"{directory} is neither a run nor a saved model: it has no metrics.jsonl and no config.json")
+    if self_attention and getattr(model.config, "attention", None) == "none":
+        raise ValueError(f"the model of {directory} has no attention (attention='none'), so there is no spectrum")
     return Subject(model.eval(), tokenizer, longest_input(model.config, tokenizer))
 
 
@@ -165,8 +170,6 @@ def measure(
         each layer and ``k_heads`` of each head.
     """
     check_share(share)
-    if getattr(subject.model.config, "attention", None) == "none":
-        raise ValueError(f"{name} has no self-attention (attention='none'), so there is no spectrum")
     found, (n, m) = curves(subject.model, batches, done)
     rank = found.shape[-1]
     index = max(1, n // 4) if index is None else index

@@ -226,7 +226,7 @@ def heads_of(run: SavedRun, anchor: str) -> tuple[list[Block], Any]:
     from linformers.experiments import heads, spectrum
     from linformers.experiments.texts import read
 
-    subject = spectrum.load(run.directory)
+    subject = spectrum.load(run.directory, self_attention=False)
     examples = run.results.get("examples")
     own = [
         str(row.get("expected" if run.settings["task"] == "mlm" else "input", ""))
