@@ -90,6 +90,20 @@ def test_another_part_and_a_limit(trained):
     assert sum(row["support"] for row in whole["per_class"]) == whole["examples_tested"]
 
 
+@pytest.mark.parametrize("task", ["seq2seq", "classify"])
+def test_results_count_the_texts_that_were_cut(task, data, tmp_path):
+    run(task, data[task], tmp_path / "run", n=7, k=3, max_steps=1)
+    opened = load_run(tmp_path / "run")
+    lengths = [opened.prepared.documents("test").lengths]
+    room = [7 - 2]  # a start and an end token
+    if task == "seq2seq":
+        lengths.append(opened.prepared.targets("test").lengths)
+        room.append(7 - 1)  # an end token
+    assert opened.results["texts"] == sum(map(len, lengths))
+    cut = sum(int((found > most).sum()) for found, most in zip(lengths, room, strict=True))
+    assert opened.results["texts_cut"] == cut > 0
+
+
 def test_the_report_by_class():
     rows = class_report(np.array([[3, 1, 0], [2, 4, 0], [0, 0, 0]]), ["a", "b", "c"])
     assert rows[0] == {"label": "a", "precision": 0.6, "recall": 0.75, "f1": pytest.approx(2 / 3), "support": 4}
