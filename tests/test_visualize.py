@@ -132,3 +132,12 @@ def test_text_of_a_picture_is_no_formula(tmp_path: Path) -> None:
     labels = {"a$\\foo$": [f"$\\x_{i}$" for i in range(11)]}
     (saved,) = Visualizer(model).save(tmp_path / "heads.png", torch.randn(1, 11, 6), row_labels=labels)
     assert saved.is_file()
+
+
+def test_marks_are_whole_numbers(tmp_path: Path) -> None:
+    model = LinformerLM(17, 16, 8, 4, nhead=2, depth=1, causal=True, block_size=4)  # a block has one slot
+    (figure,) = Visualizer(model).figures(torch.randint(17, (1, 15))).values()
+    figure.savefig(tmp_path / "heads.png")
+    for axis in figure.axes:
+        if axis.images:
+            assert all(float(mark).is_integer() for mark in (*axis.get_xticks(), *axis.get_yticks()))

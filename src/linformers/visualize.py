@@ -206,8 +206,8 @@ class Visualizer:
                 axis = axes[i, j]
                 values = picture.weights[j].float().cpu().numpy()
                 shown = axis.imshow(values, aspect="auto", cmap="magma", norm=norm, interpolation="nearest")
-                axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-                axis.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+                axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+                axis.yaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
                 if picture.slots and picture.exact:
                     axis.axvline(picture.slots - 0.5, color="white", linewidth=1)
                 if picture.exact:
@@ -253,8 +253,8 @@ class Visualizer:
                 continue
             options: dict[str, Any] = {"aspect": "auto", "cmap": "RdBu_r", "interpolation": "nearest"}
             shown = axis.imshow(found.cpu().numpy(), vmin=-limit, vmax=limit, **options)
-            axis.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-            axis.yaxis.set_major_locator(MaxNLocator(8, integer=True))
+            axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+            axis.yaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
             if i == 0:
                 axis.set_title("E (keys), one block" if causal else "E (keys)")
             if i == len(gathering) - 1:

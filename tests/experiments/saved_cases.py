@@ -10,6 +10,20 @@ import transformers
 
 WORDS = [f"w{i}" for i in range(26)]
 LAYERS, HEADS = 3, 2
+# Names that a run may have: formulas, markup, control characters, bytes that are no text, other scripts.
+ODD = [
+    "x$\\foo$",
+    "$^{_",
+    "\\frac",
+    "_hidden",
+    "<b>&amp;'\"",
+    "a\x01\udcffb",
+    "日本語 🙂",
+    "line\nbreak",
+    "x" * 300,
+    "",
+    "#222222",
+]
 
 
 def make_tokenizer() -> transformers.PreTrainedTokenizerFast:
