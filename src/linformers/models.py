@@ -97,11 +97,13 @@ class TokenStack(nn.Module):
         undo = None
         if mask is not None and self.linformer.causal:  # so that positions, too, count from the first real token
             embedded, mask, undo = align_left(embedded, mask)
+        if trace is not None and undo is not None:
+            trace.moves.append(undo)
         x = self._place(embedded, torch.arange(embedded.shape[1], device=embedded.device))
         x = self.linformer(x, mask, memory=memory, state=state, trace=trace)
         x = x if self.project_out is None else self.project_out(x)
-        if trace is not None:
-            trace.move(undo, self.linformer.attention == "full")
+        if trace is not None and undo is not None:
+            trace.moves.pop()
         return x if undo is None else take(x, undo)
 
     def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
