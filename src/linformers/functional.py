@@ -151,14 +151,13 @@ def all_slots(used: int, k: int) -> tuple[View, ...]:
 
 def reordered(undo: Tensor, *axes: int) -> View:
     """Show the positions on these axes in the order from which :func:`align_left` moved them; ``undo`` is its third result."""
-    index = undo.argsort(1)
 
     def move(x: Tensor, order: Tensor) -> Tensor:
         for axis in axes:
             x = take(x, order, axis)
         return x
 
-    return View(lambda x: move(x, undo), lambda x: move(x, index))
+    return View(lambda x: move(x, undo), lambda x: move(x, undo.argsort(1)))
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
