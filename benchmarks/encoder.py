@@ -37,7 +37,7 @@ from quality import docstrings
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from linformers.linearize import distill, linearize, saved
+from linformers.linearize import distill, linearize, saved, stretch_positions
 
 LENGTH = 256
 SHORT = (32, 128)
@@ -221,18 +221,6 @@ def show(name: str, when: str, figures: dict[str, dict[str, float]]) -> None:
         )
 
 
-def extend_positions(model: Any, n: int) -> None:
-    """Stretch the position embeddings of BERT to ``n`` positions, linearly between the trained ones."""
-    table = model.embeddings.position_embeddings
-    if n <= table.num_embeddings:
-        return
-    stretched = F.interpolate(table.weight.detach().T[None], n, mode="linear", align_corners=True)[0].T
-    model.embeddings.position_embeddings = nn.Embedding.from_pretrained(stretched.contiguous(), freeze=False)
-    model.embeddings.register_buffer("position_ids", torch.arange(n)[None], persistent=False)
-    model.embeddings.register_buffer("token_type_ids", torch.zeros(1, n, dtype=torch.long), persistent=False)
-    model.config.max_position_embeddings = n
-
-
 @torch.inference_mode()
 def speed(args: argparse.Namespace) -> None:
     """The time of the original over that of each variant, one sequence, runs of all taken in turn."""
@@ -240,7 +228,7 @@ def speed(args: argparse.Namespace) -> None:
     rows = []
     for n in args.lengths:
         original = copy.deepcopy(model)
-        extend_positions(original, n)
+        stretch_positions(original, n)
         contenders = {"full": original}
         for name in args.variants:
             contenders[name] = copy.deepcopy(original)

@@ -384,3 +384,17 @@ def test_repr_shows_what_matters():
     text = repr(make_layer("convolution", "headwise", dropout=0.25))
     for part in ("embed_dim=6", "num_heads=2", "seq_len=13", "proj_k=7", "'headwise'", "dropout=0.25", "Convolution"):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    ("options", "mask"), [({"causal": True, "block_size": 3}, "left"), ({"method": "mean"}, "right")]
+)
+def test_gradients_reach_the_weights(options, mask):
+    layer = LinearMultiheadAttention(10, 2, batch_first=True, seq_len=21, proj_k=7, **options).double()
+    x, ignored = torch.randn(B, 11, 10, dtype=torch.float64), torch.zeros(B, 11, dtype=torch.bool)
+    ignored[0, slice(4) if mask == "left" else slice(-4, None)] = True
+    output, weights = layer(x, x, x, key_padding_mask=ignored, average_attn_weights=False)
+    weights.retain_grad()
+    output[~ignored].square().sum().backward()
+    assert weights.grad is not None
+    assert weights.grad[:, :, -5].any()

@@ -2,10 +2,14 @@
 
 import doctest
 import importlib
+import inspect
 import pkgutil
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+import linformer as lucidrains
+import linformer_pytorch as tatp22
 import pytest
 
 import linformers
@@ -15,10 +19,12 @@ OPTIONAL = ("linformers.hf", "linformers.keras", "linformers.cli", "linformers.l
 
 
 def blocks(path: Path) -> str:
-    return "\n".join(re.findall(r"```python\n(.*?)```", path.read_text(), re.DOTALL))
+    """All Python of a page but what needs Keras, whose own tests run that."""
+    found = re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+    return "\n".join(block for block in found if "linformers.keras" not in block)
 
 
-@pytest.mark.parametrize("name", ["README.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/migrating.md"])
 def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = blocks(ROOT / name)
@@ -36,6 +42,29 @@ MODULES = [
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples_are_true(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        lucidrains.Linformer,
+        lucidrains.LinformerLM,
+        lucidrains.LinformerSelfAttention,
+        tatp22.Linformer,
+        tatp22.LinformerLM,
+        tatp22.MHAttention,
+        tatp22.LinearAttentionHead,
+        tatp22.FeedForward,
+        tatp22.Padder,
+        tatp22.get_EF,
+        tatp22.Visualizer.plot_all_heads,
+    ],
+)
+def test_the_page_for_other_packages_names_every_argument(theirs: Callable[..., object]) -> None:
+    page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+    rows = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
+    words = set(re.findall(r"\w+", " ".join(rows)))
+    assert set(inspect.signature(theirs).parameters) - {"self"} <= words
 
 
 def test_readme_names_every_file() -> None:

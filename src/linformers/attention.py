@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linformers.blocks import attend_blocks, attend_blocks_with_weights
 from linformers.causal import block_sizes, compress_finished
-from linformers.functional import align_left, attend, attend_with_weights, blank, by_rows, insert_slots, take
+from linformers.functional import align_left, all_slots, attend, attend_with_weights, blank, by_rows, reordered, take
 from linformers.long import attend_to_own
 from linformers.projections import Method, Projection, check_length, make_projection
 from linformers.shorten import Affine, shorten, to_heads
@@ -280,8 +280,9 @@ class LinearMultiheadAttention(nn.Module):
             return to_heads(to_query(x), self.num_heads)
 
         if need_weights:
-            out, weights = attend_with_weights(split(query), k, v, slot_keep, dropout)
-            return self.out_proj(out.transpose(1, 2).flatten(2)), insert_slots(weights, slots, self.proj_k)
+            views = all_slots(slots, self.proj_k)
+            out, weights = attend_with_weights(split(query), k, v, slot_keep, dropout, views)
+            return self.out_proj(out.transpose(1, 2).flatten(2)), weights
 
         def look_up(x: Tensor) -> Tensor:
             return self.out_proj(attend(split(x), k, v, slot_keep, dropout).transpose(1, 2).flatten(2))
@@ -317,12 +318,12 @@ class LinearMultiheadAttention(nn.Module):
         }
         weights = None
         if need_weights:
-            out, weights = attend_blocks_with_weights(q, k, v, slot_k, slot_v, **pattern)
-            weights = insert_slots(weights, slot_k.shape[2], self.proj_k)
+            views = (*all_slots(slot_k.shape[2], self.proj_k), *(() if undo is None else (reordered(undo, 2),)))
+            out, weights = attend_blocks_with_weights(q, k, v, slot_k, slot_v, **pattern, views=views)
         else:
             out = attend_blocks(q, k, v, slot_k, slot_v, **pattern)
         if undo is not None:
-            out, weights = take(out, undo, 2), None if weights is None else take(weights, undo, 2)
+            out = take(out, undo, 2)
         return self.out_proj(out.transpose(1, 2).flatten(2)), weights
 
     def _channel_maps(self) -> tuple[Affine, Affine, Affine]:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linformers.functional import attend, drop, repeat_heads
+from linformers.functional import View, attend, drop, repeat_heads, seen_through
 
 
 def attend_blocks(
@@ -78,15 +78,23 @@ def attend_blocks_with_weights(
     keep: Tensor | None = None,
     slot_keep: Tensor | None = None,
     dropout: float = 0.0,
+    views: Sequence[View] = (),
 ) -> tuple[Tensor, Tensor]:
     """:func:`attend_blocks`, written out over all blocks at once.
+
+    Args:
+        views: how the weights are to be shown; see :func:`linformers.functional.seen_through`.
 
     Returns:
         The output ``(b, h, n, d)`` and the weights ``(b, h, n, k + 2 c)``, or ``(b, h, n, k + 3 c)`` both ways: first the slots,
         then the previous block, the own one, and the next one.
     """
-    out, weights = _attend_all(q, k, v, slot_keys, slot_values, block, slots_per_block, keep, slot_keep, dropout)
-    return first_places(out.flatten(2, 3), q.shape[2]), first_places(weights.flatten(2, 3), q.shape[2])
+    n = q.shape[2]
+    rows = View(lambda weights: first_places(weights.flatten(2, 3), n), lambda weights: cut(weights, block))
+    out, weights = _attend_all(
+        q, k, v, slot_keys, slot_values, block, slots_per_block, keep, slot_keep, dropout, (rows, *views)
+    )
+    return first_places(out.flatten(2, 3), n), weights
 
 
 def block_count(n: int, block: int) -> int:
@@ -144,8 +152,9 @@ def _attend_all(
     keep: Tensor | None,
     slot_keep: Tensor | None,
     dropout: float,
+    views: Sequence[View] = (),
 ) -> tuple[Tensor, Tensor]:
-    """The output and the weights in blocks: ``(b, h, m, c, d)`` and ``(b, h, m, c, k + 2 c)``, or ``k + 3 c``."""
+    """The output in blocks, ``(b, h, m, c, d)``, and the weights ``(b, h, m, c, k + 2 c)``, or ``k + 3 c``, as ``views`` show them."""
     b, h, n, d = q.shape
     causal = slots_per_block is not None
     slots, blocks = slot_keys.shape[2], block_count(n, block)
@@ -170,5 +179,6 @@ def _attend_all(
     weights = scores.softmax(-1).masked_fill(~mask, 0.0)
     if dropout:
         weights = drop(weights, dropout)
+    shown, weights = seen_through(weights, views)
     out = weights[..., :slots] @ slot_values[:, :, None] + weights[..., slots:] @ near_v
-    return out, weights
+    return out, shown

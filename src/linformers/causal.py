@@ -8,13 +8,14 @@ query sees.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from linformers.blocks import cut
-from linformers.functional import attend, attend_with_weights
+from linformers.functional import View, attend, attend_with_weights
 from linformers.projections import KEY, VALUE, Projection, Slots
 
 
@@ -161,17 +162,27 @@ class CausalState:
         self._take(k, v, keep)
         return attend(q, *self.seen())
 
-    def step_with_weights(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def step_with_weights(
+        self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, views: Sequence[View] = ()
+    ) -> tuple[Tensor, Tensor]:
         """:meth:`step`, also with the weights: of the slots, then of the previous block and the own one, ``(b, h, 1, k + 2 c)``."""
         self._take(k, v, keep)
-        out, weights = attend_with_weights(q, *self.seen())
-        c, slots = self.projection.max_len, self.slot_keys.shape[2]
+        c, slots, places = self.projection.max_len, self.slot_keys.shape[2], self.exact_keys.shape[2]
         last = self.length[:, None] - 1
         position = (last // c - 1) * c + torch.arange(2 * c, device=q.device)  # (b, 2 c)
-        place = (position % self.exact_keys.shape[2])[:, None, None].expand(-1, q.shape[1], 1, -1)
-        near = weights[..., slots:].gather(-1, place)
-        near = near.masked_fill(~((position >= 0) & (position <= last))[:, None, None], 0.0)
-        return out, torch.cat([weights[..., :slots], near], -1)
+        place = (position % places)[:, None, None].expand(-1, q.shape[1], 1, -1)
+        unread = ~((position >= 0) & (position <= last))[:, None, None]
+
+        def by_position(weights: Tensor) -> Tensor:
+            near = weights[..., slots:].gather(-1, place).masked_fill(unread, 0.0)
+            return torch.cat([weights[..., :slots], near], -1)
+
+        def by_place(weights: Tensor) -> Tensor:
+            near = weights[..., slots:].masked_fill(unread, 0.0)
+            empty = near.new_zeros(*near.shape[:-1], places)
+            return torch.cat([weights[..., :slots], empty.scatter_add(-1, place, near)], -1)
+
+        return attend_with_weights(q, *self.seen(), views=(View(by_position, by_place), *views))
 
     def _take(self, k: Tensor, v: Tensor, keep: Tensor | None) -> None:
         """Write the keys and values of one token a row."""

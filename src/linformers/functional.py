@@ -4,7 +4,8 @@ Axes: b batch, h heads, g key/value heads, n query positions, s key positions, k
 Masks: ``keep`` is True where a token (or a slot) is real.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,13 @@ from torch.utils.checkpoint import checkpoint
 ROWS = 2**20
 # The fewest rows of a piece for which gradients are kept: each piece adds to the gradients of all slots.
 FEWEST = 512
+
+
+class View(NamedTuple):
+    """How a caller sees a tensor of a pass: a change of its rows or columns, and what takes it back."""
+
+    there: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout: float = 0.0) -> Tensor:
@@ -41,9 +49,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout:
 
 
 def attend_with_weights(
-    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout: float = 0.0
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keep: Tensor | None = None,
+    dropout: float = 0.0,
+    views: Sequence[View] = (),
 ) -> tuple[Tensor, Tensor]:
     """:func:`attend`, written out, for callers who want to see the weights.
+
+    Args:
+        views: how they are to be shown; see :func:`seen_through`.
 
     Returns:
         The output ``(b, h, n, d)`` and the weights ``(b, h, n, k)``, after dropout as in ``nn.MultiheadAttention``.
@@ -59,7 +75,22 @@ def attend_with_weights(
         weights = scores.softmax(-1)
     if dropout:
         weights = drop(weights, dropout)
-    return weights @ v, weights
+    shown, weights = seen_through(weights, views)
+    return weights @ v, shown
+
+
+def seen_through(x: Tensor, views: Sequence[View]) -> tuple[Tensor, Tensor]:
+    """``x`` as a caller sees it, and ``x`` again, computed from that.
+
+    A pass that goes on with the second has the first in its graph: a caller can take gradients with respect to it.
+    """
+    shown = x
+    for view in views:
+        shown = view.there(shown)
+    used = shown
+    for view in reversed(views):
+        used = view.back(used)
+    return shown, used
 
 
 def drop(x: Tensor, p: float) -> Tensor:
@@ -103,15 +134,30 @@ def by_rows(run: Callable[[Tensor], Tensor], x: Tensor, *, recompute: bool = Fal
     return out
 
 
-def insert_slots(weights: Tensor, used: int, k: int) -> Tensor:
-    """Give weights ``(..., used + more)`` the columns of all k slots: ``(..., k + more)``.
+def all_slots(used: int, k: int) -> tuple[View, ...]:
+    """Show weights ``(..., used + more)`` with the columns of all k slots: ``(..., k + more)``.
 
     Slots that belong to positions past the end of the input were not even computed; their weight is zero.
     """
     if used == k:
-        return weights
-    gap = weights.new_zeros(*weights.shape[:-1], k - used)
-    return torch.cat([weights[..., :used], gap, weights[..., used:]], -1)
+        return ()
+
+    def insert(weights: Tensor) -> Tensor:
+        gap = weights.new_zeros(*weights.shape[:-1], k - used)
+        return torch.cat([weights[..., :used], gap, weights[..., used:]], -1)
+
+    return (View(insert, lambda weights: torch.cat([weights[..., :used], weights[..., k:]], -1)),)
+
+
+def reordered(undo: Tensor, *axes: int) -> View:
+    """Show the positions on these axes in the order from which :func:`align_left` moved them; ``undo`` is its third result."""
+
+    def move(x: Tensor, order: Tensor) -> Tensor:
+        for axis in axes:
+            x = take(x, order, axis)
+        return x
+
+    return View(lambda x: move(x, undo), lambda x: move(x, undo.argsort(1)))
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:

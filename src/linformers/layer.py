@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from linformers.causal import CausalState
-from linformers.functional import blank, by_rows, take
+from linformers.functional import View, blank, by_rows, reordered, seen_through
 from linformers.layers import Attention, FeedForward, LocalMixing, Memory, Rotate
 from linformers.projections import Projection
 
@@ -65,6 +65,9 @@ class Trace:
         cross_weights: of each layer with cross-attention, ``(b, h, n, k)``, or ``(b, h, n, s)`` if it is full.
         hidden: the input of the first layer, and the output of each, ``(b, n, ch)``; the last before any final norm.
         moves: while a pass runs, how to take its positions back to the caller's order, ``(b, n)``, the outermost first.
+        keep: ``(b, n)``, in the caller's order: show zeros for the hidden states of other positions.
+
+    The pass computes with what is in the lists, so that a caller can take gradients with respect to them.
     """
 
     need_weights: bool = True
@@ -73,16 +76,19 @@ class Trace:
     cross_weights: list[Tensor | None] = field(default_factory=list)
     hidden: list[Tensor] = field(default_factory=list)
     moves: list[Tensor] = field(default_factory=list)
+    keep: Tensor | None = None
 
-    def move(self, index: Tensor | None, full: bool = False) -> None:
-        """Reorder the positions of every row by ``index`` ``(b, n)``, if it is given; with ``full``, also those of the keys."""
-        if index is None:
-            return
-        self.hidden = [take(x, index) for x in self.hidden]
-        self.weights = [None if w is None else take(w, index, 2) for w in self.weights]
-        if full:
-            self.weights = [None if w is None else take(w, index, 3) for w in self.weights]
-        self.cross_weights = [None if w is None else take(w, index, 2) for w in self.cross_weights]
+    def views(self, *axes: int) -> tuple[View, ...]:
+        """How to show a tensor whose ``axes`` are positions in the order of the pass."""
+        return tuple(reordered(undo, *axes) for undo in reversed(self.moves))
+
+    def see(self, x: Tensor) -> Tensor:
+        """Record a hidden state ``(b, n, ch)``, if they are asked for, and return it as computed from the record."""
+        if not self.need_hidden:
+            return x
+        shown, x = seen_through(x, (*self.views(1), View(lambda x: blank(x, self.keep), lambda x: x)))
+        self.hidden.append(shown)
+        return x
 
 
 @dataclass
@@ -175,6 +181,7 @@ class Layer(nn.Module):
                     state=state.attention,
                     length=length,
                     need_weights=trace.need_weights,
+                    views=trace.views(2, 3) if attention.kind == "full" else trace.views(2),
                 )
                 if trace.need_weights:
                     trace.weights.append(weights)
@@ -187,7 +194,7 @@ class Layer(nn.Module):
             memory = call.memories[self.index]
 
             def look_up(x: Tensor) -> Tensor:
-                out, weights = cross.look_up(x, memory, trace.need_weights)
+                out, weights = cross.look_up(x, memory, trace.need_weights, views=trace.views(2))
                 if trace.need_weights:
                     trace.cross_weights.append(weights)
                 return out

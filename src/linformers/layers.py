@@ -3,7 +3,7 @@
 Axes: b batch, h heads, g key/value heads, n positions, s context positions, k slots, d channels of a head, ch channels of the model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from linformers.blocks import attend_blocks, attend_blocks_with_weights
 from linformers.causal import CausalState, compress_finished
-from linformers.functional import attend, attend_with_weights, blank, by_rows, drop, insert_slots
+from linformers.functional import View, all_slots, attend, attend_with_weights, blank, by_rows, drop
 from linformers.long import attend_to_own
 from linformers.projections import KEY, VALUE, Mean, Projection, one_of
 from linformers.shorten import Shortener, shorten, split_heads
@@ -97,6 +97,7 @@ class Attention(nn.Module):
         state: CausalState | None = None,
         length: Tensor | None = None,
         need_weights: bool = False,
+        views: Sequence[View] = (),
     ) -> tuple[Tensor, Tensor | None]:
         """Self-attention.
 
@@ -107,6 +108,7 @@ class Attention(nn.Module):
             rotate: turns queries and keys by their positions.
             state: filled with what decoding needs after each row's first ``length`` tokens.
             need_weights: also return the weights.
+            views: how they are to be shown; see :func:`linformers.functional.seen_through`.
 
         Returns:
             ``(b, n, ch)``, and the weights: ``(b, h, n, k)``, with a window or causal also the exact neighbours (see
@@ -122,7 +124,7 @@ class Attention(nn.Module):
                     return self.out_dropout(out), None
             memory = self._shorten(x, keep, projection, rotate)
             if need_weights or rotate is not None:
-                return self.look_up(x, memory, need_weights, rotate)
+                return self.look_up(x, memory, need_weights, rotate, views)
             random = self.training and self.dropout > 0
             return by_rows(lambda rows: self.look_up(rows, memory)[0], x, recompute=self.by_head, random=random), None
         q = self._split(self.q_proj(x), self.heads)
@@ -134,8 +136,8 @@ class Attention(nn.Module):
         if state is not None and length is not None:
             state.prefill(k, v, length, keep)
         if self.kind == "full":
-            return self._attend_full(q, k, v, keep, need_weights)
-        return self._attend_blocks(q, k, v, keep, projection, need_weights)
+            return self._attend_full(q, k, v, keep, need_weights, views)
+        return self._attend_blocks(q, k, v, keep, projection, need_weights, views)
 
     def memory(self, context: Tensor, keep: Tensor | None = None, projection: Projection | None = None) -> Memory:
         """Prepare a context ``(b, s, ch)`` with ``keep`` ``(b, s)`` for :meth:`look_up`; needed once for any number of queries."""
@@ -148,11 +150,16 @@ class Attention(nn.Module):
         return Memory(k, v, keep)
 
     def look_up(
-        self, x: Tensor, memory: Memory, need_weights: bool = False, rotate: Rotate | None = None
+        self,
+        x: Tensor,
+        memory: Memory,
+        need_weights: bool = False,
+        rotate: Rotate | None = None,
+        views: Sequence[View] = (),
     ) -> tuple[Tensor, Tensor | None]:
         """Attention of ``x`` ``(b, n, ch)`` to a context, or to its own sequence as :meth:`shortener` made it."""
         q = self._split(self.q_proj(x), self.heads)
-        return self._attend_memory(q if rotate is None else rotate(q), memory, need_weights)
+        return self._attend_memory(q if rotate is None else rotate(q), memory, need_weights, views)
 
     def shortener(self, length: int, projection: Projection | None, rotary: bool = False) -> Shortener:
         """What makes the memory of a whole sequence of ``length`` from pieces of it."""
@@ -178,13 +185,18 @@ class Attention(nn.Module):
             q, k = rotate(q), rotate(k)
         if not need_weights:
             return self._merge(state.step(q, k, v, keep)), None
-        out, weights = state.step_with_weights(q, k, v, keep)
         if self.kind == "full":  # the one block of its state is the whole sequence
-            own = weights[..., state.projection.max_len :]
-            return self._merge(out), own[..., : int(state.length.max())]
-        return self._merge(out), insert_slots(
-            weights, state.slot_keys.shape[2], self.k if self.kind == "linformer" else 0
-        )
+            room = state.projection.max_len
+            used = int((state.length + (1 if keep is None else keep.long())).max())
+            own = View(
+                lambda weights: weights[..., room : room + used],
+                lambda weights: F.pad(weights, (room, room - used)),
+            )
+            out, weights = state.step_with_weights(q, k, v, keep, (own,))
+        else:
+            slots = all_slots(state.slot_keys.shape[2], self.k if self.kind == "linformer" else 0)
+            out, weights = state.step_with_weights(q, k, v, keep, slots)
+        return self._merge(out), weights
 
     def new_state(self, batch: int, max_len: int, projection: Projection | None, like: Tensor) -> CausalState:
         """An empty decoding state for up to ``max_len`` tokens, in the device and dtype of ``like``."""
@@ -209,17 +221,18 @@ class Attention(nn.Module):
         short = shorten(x, x, self.k_proj, self.v_proj, projection, heads=heads, keep=keep, k=slots, rotate=rotate)
         return Memory(*short)
 
-    def _attend_memory(self, q: Tensor, memory: Memory, need_weights: bool) -> tuple[Tensor, Tensor | None]:
+    def _attend_memory(
+        self, q: Tensor, memory: Memory, need_weights: bool, views: Sequence[View]
+    ) -> tuple[Tensor, Tensor | None]:
         keys, values, keep = memory
         if need_weights:
-            out, weights = attend_with_weights(q, keys, values, keep, self._dropout())
-            return self._merge(out), insert_slots(
-                weights, keys.shape[2], self.k
-            ) if self.kind == "linformer" else weights
+            slots = all_slots(keys.shape[2], self.k) if self.kind == "linformer" else ()
+            out, weights = attend_with_weights(q, keys, values, keep, self._dropout(), (*slots, *views))
+            return self._merge(out), weights
         return self._merge(self._heads(lambda q, k, v: attend(q, k, v, keep, self._dropout()), q, keys, values)), None
 
     def _attend_full(
-        self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, need_weights: bool
+        self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, need_weights: bool, views: Sequence[View]
     ) -> tuple[Tensor, Tensor | None]:
         n = q.shape[2]
         mask = None if keep is None else keep[:, None, None]
@@ -227,7 +240,7 @@ class Attention(nn.Module):
             past = torch.ones(1, 1, n, n, dtype=torch.bool, device=q.device).tril()
             mask = past if mask is None else past & mask
         if need_weights:
-            out, weights = attend_with_weights(q, k, v, mask, self._dropout())
+            out, weights = attend_with_weights(q, k, v, mask, self._dropout(), views)
             return self._merge(out), weights
         causal = self.causal and mask is None
 
@@ -240,7 +253,14 @@ class Attention(nn.Module):
         return self._merge(self._heads(core, q, k, v)), None
 
     def _attend_blocks(
-        self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, projection: Projection | None, need_weights: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        keep: Tensor | None,
+        projection: Projection | None,
+        need_weights: bool,
+        views: Sequence[View],
     ) -> tuple[Tensor, Tensor | None]:
         slot_k, slot_v, slot_keep = k[:, :, :0], v[:, :, :0], None
         per_block: int | None = 0 if self.causal else None
@@ -262,8 +282,9 @@ class Attention(nn.Module):
         }
         if not need_weights:
             return self._merge(self._heads(partial(attend_blocks, **pattern), q, k, v, slot_k, slot_v)), None
-        out, weights = attend_blocks_with_weights(q, k, v, slot_k, slot_v, **pattern)
-        return self._merge(out), insert_slots(weights, slot_k.shape[2], self.k if self.kind == "linformer" else 0)
+        slots = all_slots(slot_k.shape[2], self.k if self.kind == "linformer" else 0)
+        out, weights = attend_blocks_with_weights(q, k, v, slot_k, slot_v, **pattern, views=(*slots, *views))
+        return self._merge(out), weights
 
     def _slots_of_heads(
         self, k: Tensor, v: Tensor, projection: Projection, keep: Tensor | None

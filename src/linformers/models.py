@@ -104,7 +104,6 @@ class TokenStack(nn.Module):
         x = x if self.project_out is None else self.project_out(x)
         if trace is not None and undo is not None:
             trace.moves.pop()
-            trace.move(undo, self.linformer.attention == "full")
         return x if undo is None else take(x, undo)
 
     def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:

@@ -354,6 +354,8 @@ class Linformer(nn.Module):
         keep, undo = mask, None
         if mask is not None and self.causal:
             x, keep, undo = align_left(x, mask)
+        if undo is not None:
+            trace.moves.append(undo)
         x = blank(x, keep)
         if state is not None:
             last = torch.arange(1, x.shape[1] + 1, device=x.device).expand(x.shape[0], -1)
@@ -373,8 +375,9 @@ class Linformer(nn.Module):
         # What has side effects must not be run again in the backward pass.
         once = state is not None or call.trace.need_weights
         x = self._run(x, [layer.branches(call) for layer in self._each()], call.trace, once, memory or ())
-        x = x if undo is None else take(x, undo)
-        call.trace.move(undo, self.attention == "full")
+        if undo is not None:
+            x = take(x, undo)
+            trace.moves.pop()
         return (x, call.trace.weights) if need_weights else x
 
     def _run(
@@ -387,12 +390,9 @@ class Linformer(nn.Module):
     ) -> Tensor:
         """Send ``x`` through the branches of each layer, and the final norm."""
         recompute = torch.is_grad_enabled() and not once
-        if trace.need_hidden:
-            if self.reversible:
-                raise ValueError(
-                    "a reversible stack keeps no hidden states; build it with reversible=False to see them"
-                )
-            trace.hidden.append(x)
+        if trace.need_hidden and self.reversible:
+            raise ValueError("a reversible stack keeps no hidden states; build it with reversible=False to see them")
+        x = trace.see(x)
         if self.reversible:
             # What made the memory gets its gradients through the memory, from whoever called us.
             made = ("cross.k_proj.", "cross.v_proj.", "cross.projection.")
@@ -406,9 +406,7 @@ class Linformer(nn.Module):
             x = run_reversible(x, steps, tensors, recompute)
         else:
             for layer, own in zip(self._each(), branches, strict=True):
-                x = layer(x, own, recompute and self.checkpoint_level != "C0")
-                if trace.need_hidden:
-                    trace.hidden.append(x)
+                x = trace.see(layer(x, own, recompute and self.checkpoint_level != "C0"))
         return x if self.norm is None else self.norm(x)
 
     def _each(self) -> Iterator[Layer]:

@@ -20,6 +20,13 @@ def test_the_page_runs(capsys):
     assert "linear_multi_head" in capsys.readouterr().out
 
 
+def test_the_page_for_other_packages_runs():
+    page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+    blocks = [b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "linformers.keras" in b]
+    assert len(blocks) == 2
+    exec("\n".join(blocks), {})
+
+
 @pytest.mark.parametrize("given", [False, True])
 def test_the_example_runs(given, tmp_path, capsys):
     example = runpy.run_path(str(ROOT / "examples" / "keras_text_classification.py"))

@@ -162,6 +162,22 @@ def test_attentions_and_hidden_states_are_returned(name):
         torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, N, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("name", TEXT_NAMES)
+def test_gradients_reach_attentions_and_hidden_states(name, window):
+    model = make(name)
+    linearize(model, k=5, max_len=N, local_window=window)
+    batch = inputs(name, 11, (11, 7))
+    outputs = model(**batch, output_attentions=True, output_hidden_states=True)
+    shown = [*outputs.attentions, *outputs.hidden_states[:-1]]
+    for x in shown:
+        x.retain_grad()
+    outputs.last_hidden_state[:, 0].square().sum().backward()
+    for x in shown:
+        assert x.grad is not None
+        assert x.grad.any()
+
+
 def test_modernbert_keeps_its_local_layers():
     model = make("modernbert")
     report = linearize(model, k=5, max_len=N)

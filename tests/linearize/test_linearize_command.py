@@ -74,6 +74,31 @@ def test_slots_and_layers(saved, tmp_path, capsys):
     capsys.readouterr()
 
 
+def test_longer_inputs_than_the_model_has_positions_for(saved, tmp_path, capsys):
+    out = tmp_path / "new"
+    given = [str(saved), "--k", "5", "--max-len", "29", "--out", str(out)]
+    assert launch("linearize", *given) == 1
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "max_len = 29, but this bert model has 13 position embeddings" in printed
+    assert "--positions stretch" in printed
+    assert not out.exists()
+    assert launch("linearize", *given, "--positions", "stretch") == 0
+    assert "positions stretched from 13 to 29 by interpolation" in " ".join(capsys.readouterr().out.split())
+    loaded, tokenizer = transformers.AutoModel.from_pretrained(out), transformers.AutoTokenizer.from_pretrained(out)
+    assert tokenizer.model_max_length == 29
+    batch = tokenizer(" ".join(WORDS * 2), truncation=True, return_tensors="pt")
+    assert loaded(batch["input_ids"])[0].shape == (1, 29, 12)
+
+
+def test_the_tokeniser_knows_a_shorter_length_too(saved, tmp_path, capsys):
+    out = tmp_path / "new"
+    assert launch("linearize", str(saved), "--k", "5", "--max-len", "7", "--out", str(out)) == 0
+    capsys.readouterr()
+    loaded, tokenizer = transformers.AutoModel.from_pretrained(out), transformers.AutoTokenizer.from_pretrained(out)
+    batch = tokenizer(" ".join(WORDS), truncation=True, return_tensors="pt")
+    assert loaded(batch["input_ids"])[0].shape == (1, 7, 12)
+
+
 def test_errors(saved, tmp_path, capsys):
     out = str(tmp_path / "new")
     for arguments, message in (

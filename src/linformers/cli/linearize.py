@@ -15,6 +15,7 @@ def linearize(
     k: Annotated[str, Parameter(negative="")],
     max_len: Size,
     out: Path,
+    positions: Literal["keep", "stretch"] = "keep",
     method: Literal["mean", "learnable"] = "mean",
     sharing: Literal["none", "headwise", "kv"] = "headwise",
     local_window: Size = 0,
@@ -32,6 +33,8 @@ def linearize(
 
     Example: linformers linearize my-bert --k 64 --max-len 512 --out my-linear-bert
 
+    Example: linformers linearize my-bert --k 64 --max-len 2048 --positions stretch --out my-long-bert
+
     Example: linformers linearize my-bert --k spectrum --max-len 256 --method learnable --calibration text.txt --fit-steps 100 --out new
 
     Parameters
@@ -44,6 +47,9 @@ def linearize(
         The longest input, in tokens.
     out
         A new directory for the result.
+    positions
+        Keep the learned positions, which bound max_len; or stretch them over longer inputs by interpolation. Inputs of every length then
+        change: distil or fine-tune the model afterwards.
     method
         Segment means, or segment means with a correction to be trained.
     sharing
@@ -72,7 +78,7 @@ def linearize(
     from linformers.linearize import linearize as convert
     from linformers.linearize import saved
 
-    model, tokenizer = saved.load(directory)
+    model, tokenizer = saved.load(directory, max_len, positions)
     text = None
     if calibration is not None:
         text = saved.batches(calibration.read_text(encoding="utf-8"), tokenizer, max_len, samples, batch_size)
@@ -87,9 +93,10 @@ def linearize(
         calibration=text,
         share=share,
         fit_steps=fit_steps,
+        positions=positions,
     )
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
-    saved.save(model, tokenizer, out)
+    saved.save(model, tokenizer, out, max_len)
     console.print(f"saved to {out}; load it with an Auto class after `import linformers.linearize`", soft_wrap=True)
 
 

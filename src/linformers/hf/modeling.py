@@ -215,10 +215,10 @@ class LinformerModel(LinformerPreTrainedModel):
             if cache is not None:
                 cache.start(stack.new_state(len(x), x))
                 cache.positions = x.shape[1]
+            if self.config.is_decoder:  # what a causal stack makes of padding depends on the rest of the batch
+                trace.keep = keep
             x = self.body.run(x, keep, memory=memory, state=None if cache is None else cache.state, trace=trace)
-            if self.config.is_decoder and keep is not None:
-                # What a causal stack makes of padding depends on who else is in the batch; nobody should see it.
-                x, trace.hidden = blank(x, keep), [blank(hidden, keep) for hidden in trace.hidden]
+            x = blank(x, trace.keep)
         weights, cross_weights = (
             tuple(w for w in found if w is not None) or None for found in (trace.weights, trace.cross_weights)
         )
@@ -279,7 +279,9 @@ class LinformerModel(LinformerPreTrainedModel):
             for i, step in enumerate(steps)
         ]
         cache.positions += n
-        trace.hidden = [torch.cat(parts, 1) for parts in zip(*(step.hidden for step in steps), strict=True)]
+        trace.hidden = [
+            parts[0] if n == 1 else torch.cat(parts, 1) for parts in zip(*(step.hidden for step in steps), strict=True)
+        ]
         trace.weights = [join(parts) for parts in zip(*(step.weights for step in steps), strict=True)]
         trace.cross_weights = [join(parts) for parts in zip(*(step.cross_weights for step in steps), strict=True)]
         return torch.stack(outputs, 1)
@@ -312,8 +314,8 @@ def token_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None
 def join(weights: tuple[Tensor | None, ...]) -> Tensor | None:
     """The weights of steps ``(b, h, 1, k)``, one behind the other: ``(b, h, n, k)``, zero where a step saw fewer keys."""
     found = [w for w in weights if w is not None]
-    if not found:
-        return None
+    if len(found) < 2:  # as it is: a copy would be outside the graph
+        return found[0] if found else None
     width = max(w.shape[-1] for w in found)
     return torch.cat([F.pad(w, (0, width - w.shape[-1])) for w in found], 2)
 

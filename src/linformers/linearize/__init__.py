@@ -3,6 +3,7 @@
 from importlib.util import find_spec
 
 from linformers.linearize.distillation import Distillation, Figures, distill
+from linformers.linearize.positions import stretch_positions
 from linformers.linearize.projection import CorrectedMean, TokenMeans
 from linformers.linearize.report import Left, Replaced, Report
 from linformers.linearize.surgery import linearize
@@ -20,4 +21,5 @@ __all__ = [
     "TokenMeans",
     "distill",
     "linearize",
+    "stretch_positions",
 ]

@@ -3,11 +3,13 @@
 Axes: b batch, h heads, n positions, m blocks, c positions of a block, k slots, d channels.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from linformers.blocks import attend_blocks, attend_blocks_with_weights, cut, first_places, neighbours, or_true
-from linformers.functional import attend, attend_with_weights, blank, insert_slots
+from linformers.functional import all_slots, attend, attend_with_weights, blank
 from linformers.projections import KEY, VALUE, Projection
 from linformers.shorten import split_heads
 
@@ -58,7 +60,7 @@ def attend_shortened(
     need_weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """:func:`attend_slots` once the slots are there; the exact ``k`` and ``v`` are for the window alone."""
-    near = keep
+    near, views = keep, all_slots(slot_k.shape[2], slots)
     if local_window and keep is not None:
         # With at most as many tokens as slots each has its own slot, and a second key for it would count it twice.
         near = keep & (keep.sum(1, keepdim=True) > slots)
@@ -67,15 +69,13 @@ def attend_shortened(
     if local_window and k is not None and v is not None:
         if keep is not None:
             k, v = blank(k, keep[:, None]), blank(v, keep[:, None])
-        run = attend_blocks_with_weights if need_weights else attend_blocks
-        out = run(q, k, v, slot_k, slot_v, block=local_window, keep=near, slot_keep=slot_keep, dropout=dropout)
-    elif need_weights:
-        out = attend_with_weights(q, slot_k, slot_v, slot_keep, dropout)
-    else:
-        out = attend(q, slot_k, slot_v, slot_keep, dropout)
-    if isinstance(out, Tensor):
-        return out, None
-    return out[0], insert_slots(out[1], slot_k.shape[2], slots)
+        pattern: dict[str, Any] = {"block": local_window, "keep": near, "slot_keep": slot_keep, "dropout": dropout}
+        if need_weights:
+            return attend_blocks_with_weights(q, k, v, slot_k, slot_v, **pattern, views=views)
+        return attend_blocks(q, k, v, slot_k, slot_v, **pattern), None
+    if need_weights:
+        return attend_with_weights(q, slot_k, slot_v, slot_keep, dropout, views)
+    return attend(q, slot_k, slot_v, slot_keep, dropout), None
 
 
 def attend_near(

@@ -191,11 +191,17 @@ def convert(model: PreTrainedModel, settings: dict[str, Any]) -> list[Projection
     config._name_or_path = old._name_or_path
     with torch.device("meta"):  # transformers learns what a class can record when one is built
         new_class(copy.deepcopy(config))
+    replace_config(model, config)
+    model.__class__ = new_class
+    return install(model, settings)
+
+
+def replace_config(model: PreTrainedModel, config: Any) -> None:
+    """Give a model and its parts another configuration, instead of changing one that other models may have been built with."""
+    old = model.config
     for module in model.modules():
         if getattr(module, "config", None) is old:
             setattr(module, "config", config)  # noqa: B010 - modules declare tensors and modules only
-    model.__class__ = new_class
-    return install(model, settings)
 
 
 def linformer_attention(

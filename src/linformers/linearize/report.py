@@ -33,16 +33,22 @@ class Left:
 
 @dataclass
 class Report:
-    """All attention of a model, replaced or left alone. ``print`` it."""
+    """All attention of a model, replaced or left alone. ``print`` it.
+
+    Attributes:
+        positions: what was done to the positions, or empty.
+    """
 
     max_len: int
     replaced: list[Replaced] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    positions: str = ""
 
     def __str__(self) -> str:
         names = [new.name for new in self.replaced] + [old.name for old in self.left]
         width = max(map(len, names), default=0)
         lines = [f"replaced {len(self.replaced)}, left {len(self.left)} (inputs of at most {self.max_len} positions)"]
+        lines += [f"  ! {self.positions}"] if self.positions else []
         for new in self.replaced:
             line = f"  + {new.name:{width}}  k = {new.k}, {new.how}"
             if new.error_before is not None and new.error_after is not None:

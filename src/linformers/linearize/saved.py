@@ -13,10 +13,14 @@ import transformers
 from torch import Tensor
 
 from linformers.linearize.encoders import ARCHITECTURES
+from linformers.linearize.positions import check_positions
 
 
-def load(directory: Path) -> tuple[Any, Any]:
+def load(directory: Path, max_len: int = 0, positions: str = "keep") -> tuple[Any, Any]:
     """The model of a directory, in the class that it was saved in, and its tokeniser or None.
+
+    Args:
+        max_len: the longest input that the model is to have positions for; see :func:`linformers.linearize.linearize`.
 
     Raises:
         ValueError: for a model that cannot be linearised.
@@ -26,6 +30,7 @@ def load(directory: Path) -> tuple[Any, Any]:
         raise ValueError(
             f"{directory} holds a model of type {config.model_type!r}; it takes {', '.join(map(repr, ARCHITECTURES))}"
         )
+    check_positions(config, max_len, positions)
     named = [name for name in config.architectures or () if hasattr(transformers, name)]
     kind = getattr(transformers, named[0]) if named else transformers.AutoModel
     model = kind.from_pretrained(directory, local_files_only=True)
@@ -34,11 +39,12 @@ def load(directory: Path) -> tuple[Any, Any]:
     return model, transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
 
 
-def save(model: Any, tokenizer: Any, out: Path) -> None:
-    """Write the model and its tokeniser."""
+def save(model: Any, tokenizer: Any, out: Path, max_len: int | None = None) -> None:
+    """Write the model and its tokeniser, which is told ``max_len``, the longest input that the model takes."""
     os.makedirs(out, exist_ok=True)
     model.save_pretrained(out)
     if tokenizer is not None:
+        tokenizer.model_max_length = max_len or tokenizer.model_max_length
         tokenizer.save_pretrained(out)
 
 

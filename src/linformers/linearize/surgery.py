@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from linformers.linearize import modules
 from linformers.linearize.calibrate import Batch, Sample, fit, slots_for
+from linformers.linearize.positions import POSITIONS, check_positions, stretch
 from linformers.linearize.projection import METHODS, make_start
 from linformers.linearize.report import Left, Replaced, Report
 from linformers.projections import SHARINGS, Projection, one_of
@@ -35,6 +36,7 @@ class Plan(NamedTuple):
     calibration: Sequence[Batch]
     share: float
     fit_steps: int
+    positions: str
 
     def slots(self, index: int, samples: Sequence[Sample]) -> int:
         """The slots of the attention that is replaced as number ``index``."""
@@ -71,6 +73,7 @@ def linearize(
     calibration: Sequence[Batch] | None = None,
     share: float = 0.9,
     fit_steps: int = 0,
+    positions: str = "keep",
 ) -> Report:
     """Replace full self-attention by attention to k slots, in place, keeping the trained queries, keys, values and outputs.
 
@@ -100,6 +103,8 @@ def linearize(
         share: for ``k="spectrum"``.
         fit_steps: fit each learnable projection with so many steps, so that its attention's output on the calibration inputs is nearest
             to the original's.
+        positions: ``"keep"`` the learned positions of a Hugging Face encoder, which then bound ``max_len``; or ``"stretch"`` them over
+            longer inputs (see :func:`linformers.linearize.stretch_positions`).
 
     Returns:
         What was replaced and what was left alone, and why.
@@ -117,10 +122,27 @@ def linearize(
           + layers.1.self_attn  k = 32, mean
     """
     plan = Plan(
-        k, max_len, method, sharing, local_window, causal, cross, block_size, calibration or (), share, fit_steps
+        k,
+        max_len,
+        method,
+        sharing,
+        local_window,
+        causal,
+        cross,
+        block_size,
+        calibration or (),
+        share,
+        fit_steps,
+        positions,
     )
     check(plan)
     encoders = _encoders(model)
+    for _, encoder in encoders:
+        check_positions(encoder.config, max_len, positions)
+    if positions == "stretch" and not encoders:
+        raise ValueError(
+            f"positions='stretch' is for Hugging Face encoders of text, and {type(model).__name__} holds none"
+        )
     sites = [site for site in modules.find_sites(model) if not any(under(site.name, name) for name, _ in encoders)]
     found: list[tuple[str, str]] = []  # name, and why it is left alone
     for name, encoder in encoders:
@@ -139,6 +161,8 @@ def linearize(
     if not isinstance(k, int | str) and len(k) != len(wanted):
         raise ValueError(f"k lists {len(k)} sizes for {len(wanted)} attentions: {', '.join(wanted)}")
     with evaluating(model):
+        # Before calibration, whose inputs may be as long; where positions are kept, only the bound of rotary ones may change.
+        report.positions = "; ".join(filter(None, (stretch(encoder, max_len) for _, encoder in encoders)))
         for name, encoder in encoders:
             report.replaced += _convert_encoder(model, name, encoder, plan, wanted)
         for site in sites:
@@ -153,6 +177,7 @@ def check(plan: Plan) -> None:
     one_of("sharing", plan.sharing, SHARINGS[:3])
     one_of("causal", plan.causal, CAUSAL)
     one_of("cross", plan.cross, CROSS)
+    one_of("positions", plan.positions, POSITIONS)
     if plan.max_len < 1:
         raise ValueError(f"max_len must be at least 1, got {plan.max_len}")
     if plan.local_window < 0 or plan.fit_steps < 0:
