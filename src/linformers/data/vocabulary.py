@@ -127,15 +127,15 @@ def load_tokenizer(directory: Path) -> Any:
         ValueError: if there is none, or one that is not fast.
     """
     need_packages()
-    from transformers import AutoTokenizer
+    from linformers import pretrained
 
     if not directory.is_dir():
         raise ValueError(
             f"tokenizer must be one of {', '.join(map(repr, SIZES))} or a directory with a tokeniser; got {str(directory)!r}"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # whatever a damaged file makes the libraries raise
+        tokenizer = pretrained.load_tokenizer(directory)
+    except (ValueError, OSError) as error:
         raise ValueError(f"{directory} has no tokeniser that can be read: {error}") from error
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"the tokeniser of {directory} has no tokenizer.json; save it as a fast tokeniser first")

@@ -1,0 +1,79 @@
+"""Models and tokenisers of directories, read with transformers: no hub is asked, no code of the directory is run, and damage is a ``ValueError``."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from linformers.checked import an_object, fields, kind_of, maybe, each, read_object, reading, text
+
+# Without trust_remote_code=False, transformers asks on the terminal whether to run code that a configuration names.
+OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+ADVICE = "save it again, or restore it"
+
+
+def check_directory(directory: Path) -> None:
+    """Raise a ValueError for a directory in which a library would wait for a pipe, or read JSON that is no object."""
+    for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
+        try:
+            mode = entry.stat().st_mode
+        except OSError as error:
+            raise ValueError(f"{entry.path} cannot be read: {error.strerror}; remove it, or restore it") from None
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ValueError(f"{entry.path} is {kind_of(mode)}, and only regular files are read; remove it")
+        if entry.name in CHECKED and stat.S_ISREG(mode):
+            read_object(Path(entry.path), *CHECKED[entry.name], advice=ADVICE)
+
+
+CHECKED: dict[str, tuple[Any, Any]] = {
+    "config.json": ({}, {"model_type": text(), "architectures": maybe(each(text()))}),
+    "generation_config.json": ({}, {}),
+    "tokenizer_config.json": ({}, {"tokenizer_class": maybe(text())}),
+    "tokenizer.json": ({"model": an_object}, {"added_tokens": maybe(each(fields({})))}),
+    "special_tokens_map.json": ({}, {}),
+}
+
+
+def load_config(directory: Path) -> Any:
+    """The configuration of a saved model, of any type that transformers or this project knows.
+
+    Raises:
+        ValueError: if it is damaged, or of a type that needs code of the directory.
+        OSError: if it cannot be read.
+    """
+    import transformers
+
+    check_directory(directory)
+    with reading(f"the configuration of {directory}", ADVICE):
+        return transformers.AutoConfig.from_pretrained(directory, **OPTIONS)
+
+
+def load_model(kind: Any, directory: Path, **options: Any) -> Any:
+    """The model of a directory.
+
+    Args:
+        kind: its class, or an Auto class.
+        directory: what ``save_pretrained`` wrote.
+        options: for ``from_pretrained``.
+
+    Raises:
+        ValueError: if something is damaged, is a pickle with more than tensors in it, or is not what the configuration says.
+        OSError: if it cannot be read.
+    """
+    check_directory(directory)
+    with reading(f"the model of {directory}", ADVICE):
+        return kind.from_pretrained(directory, **OPTIONS, **options)
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The tokeniser of a directory.
+
+    Raises:
+        ValueError: if there is none that can be read without code of the directory.
+        OSError: if it cannot be read.
+    """
+    import transformers
+
+    check_directory(directory)
+    with reading(f"the tokeniser of {directory}", ADVICE):
+        return transformers.AutoTokenizer.from_pretrained(directory, **OPTIONS)
