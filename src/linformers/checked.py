@@ -7,17 +7,21 @@ import json
 import math
 import os
 import stat
+import types
+import typing
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedReader
+from numbers import Integral, Real
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import Any, BinaryIO
+from typing import Any
 
 Check = Callable[[Any, str], None]
 LARGEST_JSON = 1 << 27  # bytes; the tokenisers of the largest vocabularies have a quarter of that
 LARGEST_WHOLE = 2**63 - 1
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> BufferedReader:
     """Open a file for reading; the bytes of pipes, sockets and devices may never come, or never end.
 
     Raises:
@@ -74,7 +78,7 @@ def read_text(path: Path, most: int = 1 << 32) -> str:
     try:
         text = read_bytes(path, most).decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8: {error.reason} at byte {error.start}; convert it first") from None
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}; convert it first") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -195,7 +199,7 @@ def each(check: Check, least: int = 0, most: int | None = None) -> Check:
     """A list whose entries all pass one check."""
 
     def check_all(value: Any, place: str) -> None:
-        if not isinstance(value, list) or len(value) < least or (most is not None and len(value) > most):
+        if not isinstance(value, list | tuple) or len(value) < least or (most is not None and len(value) > most):
             size = f" of at least {least}" if least else ""
             size = f" of {least}" if least == most else size
             raise refused(value, place, f"a list{size}")
@@ -209,8 +213,9 @@ def whole(low: int = 0, high: int = LARGEST_WHOLE) -> Check:
     """A whole number."""
 
     def check(value: Any, place: str) -> None:
-        if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-            raise refused(value, place, f"a whole number from {low} to {high}")
+        if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
+            bounds = f" from {low}" + (f" to {high}" if high < LARGEST_WHOLE else "") if low > -LARGEST_WHOLE else ""
+            raise refused(value, place, f"a whole number{bounds}")
 
     return check
 
@@ -219,10 +224,9 @@ def number(low: float = -math.inf, high: float = math.inf, *, finite: bool = Tru
     """A number; ``finite=False`` also allows those that JSON does not have."""
 
     def check(value: Any, place: str) -> None:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            if not finite and not math.isfinite(as_float(value)):
-                return
-            if math.isfinite(as_float(value)) and low <= value <= high:
+        if not isinstance(value, bool) and isinstance(value, Real):
+            size = as_float(value)
+            if low <= size <= high if math.isfinite(size) else not finite:
                 return
         bounds = "" if math.isinf(low) and math.isinf(high) else f" from {low:g} to {high:g}"
         raise refused(value, place, f"a number{bounds}")
@@ -230,7 +234,7 @@ def number(low: float = -math.inf, high: float = math.inf, *, finite: bool = Tru
     return check
 
 
-def as_float(value: float) -> float:
+def as_float(value: Any) -> float:
     """A number as a float; infinity for a whole one that is too large."""
     try:
         return float(value)
@@ -264,8 +268,42 @@ def maybe(check: Check) -> Check:
     return check_or_null
 
 
-def anything(value: Any, place: str) -> None:
-    """Any value."""
+def of_type(hint: Any) -> Check:
+    """What a type hint says: of numbers, texts, flags and None, alone, in lists and tuples, as a union or as literals."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if hint in (int, float, str, bool):
+        checks: dict[Any, Check] = {int: whole(-LARGEST_WHOLE), float: number(), str: text(), bool: flag}
+        return checks[hint]
+    if hint is type(None):
+        return nothing
+    if origin is typing.Literal:
+        return text(inner)
+    if origin in (list, tuple):
+        return each(of_type(inner[0]))
+    if origin in (typing.Union, types.UnionType):
+        return any_of(*map(of_type, inner))
+    raise TypeError(f"there is no check for the type {hint}")
+
+
+def any_of(*checks: Check) -> Check:
+    """What passes one of several checks."""
+
+    def check_any(value: Any, place: str) -> None:
+        errors: list[ValueError] = []
+        for check in checks:
+            try:
+                return check(value, place)
+            except ValueError as error:
+                errors.append(error)
+        raise next((error for error in errors if not str(error).startswith(f"{place} is ")), errors[0])
+
+    return check_any
+
+
+def nothing(value: Any, place: str) -> None:
+    """Null."""
+    if value is not None:
+        raise refused(value, place, "null")
 
 
 def inner_path(value: Any, place: str) -> None:

@@ -5,7 +5,8 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from linformers.checked import an_object, fields, kind_of, maybe, each, read_object, reading, text
+from linformers import limits
+from linformers.checked import an_object, each, fields, flag, kind_of, maybe, read_object, reading, text, whole
 
 # Without trust_remote_code=False, transformers asks on the terminal whether to run code that a configuration names.
 OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -25,8 +26,26 @@ def check_directory(directory: Path) -> None:
             read_object(Path(entry.path), *CHECKED[entry.name], advice=ADVICE)
 
 
+OF_LINEARIZED = fields(  # of `linformers` in the configuration of a linearised model
+    {
+        **{"max_len": whole(1), "slots": each(whole(), least=1), "method": text(), "sharing": text()},
+        "local_window": whole(),
+    }
+)
+OF_CONFIG = {
+    "model_type": text(),
+    "architectures": maybe(each(text())),
+    "id2label": maybe(an_object),
+    "label2id": maybe(an_object),
+    "num_labels": whole(1, limits.VOCABULARY),
+    "problem_type": maybe(text()),
+    "dtype": maybe(text()),
+    **dict.fromkeys(("is_encoder_decoder", "is_decoder", "return_dict", "output_hidden_states"), maybe(flag)),
+    "output_attentions": maybe(flag),
+    "linformers": maybe(OF_LINEARIZED),
+}
 CHECKED: dict[str, tuple[Any, Any]] = {
-    "config.json": ({}, {"model_type": text(), "architectures": maybe(each(text()))}),
+    "config.json": ({}, OF_CONFIG),
     "generation_config.json": ({}, {}),
     "tokenizer_config.json": ({}, {"tokenizer_class": maybe(text())}),
     "tokenizer.json": ({"model": an_object}, {"added_tokens": maybe(each(fields({})))}),
@@ -62,6 +81,11 @@ def load_model(kind: Any, directory: Path, **options: Any) -> Any:
     """
     check_directory(directory)
     with reading(f"the model of {directory}", ADVICE):
+        known = getattr(kind, "config_class", None)
+        config = options.get("config") or (
+            load_config(directory) if known is None else known.from_pretrained(directory, **OPTIONS)
+        )
+        limits.check_configuration(config, limits.machine_memory())
         return kind.from_pretrained(directory, **OPTIONS, **options)
 
 

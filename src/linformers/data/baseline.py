@@ -62,7 +62,9 @@ def token_counts(documents: Documents, size: int) -> Counts:
     for begin in range(0, len(documents.tokens), BLOCK):
         found = np.bincount(documents.tokens[begin : begin + BLOCK], minlength=size)
         if len(found) > size:
-            raise ValueError(f"there is a token {len(found) - 1}, and the vocabulary has {size}; prepare the data again")
+            raise ValueError(
+                f"there is a token {len(found) - 1}, and the vocabulary has {size}; prepare the data again"
+            )
         counts += found
     return counts
 

@@ -132,7 +132,9 @@ def read_about(directory: Path) -> dict[str, Any]:
     parts = {*PARTS, *(f"{part}.target" for part in PARTS if about["kind"] == "pairs")}
     wrong = None
     if set(about["parts"]) != parts:
-        wrong = f"it has the parts {', '.join(sorted(about['parts'])) or 'none'}, and must have {', '.join(sorted(parts))}"
+        wrong = (
+            f"it has the parts {', '.join(sorted(about['parts'])) or 'none'}, and must have {', '.join(sorted(parts))}"
+        )
     elif about["vocab_size"] - 1 > np.iinfo(about["dtype"]).max:
         wrong = f"vocab_size is {about['vocab_size']}, and {about['dtype']} has no such tokens"
     elif (about["kind"] == "labelled") != bool(about["labels"]):

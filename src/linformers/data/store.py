@@ -45,7 +45,9 @@ class Documents(Sequence[Tokens]):
         last = int(ends[-1]) if len(ends) else 0
         if rest or last != count:
             raise ValueError(f"{path} has {path.stat().st_size} bytes, and not {last} tokens of the type {dtype}")
-        tokens = np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype)  # an empty file cannot be mapped
+        tokens = (
+            np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype)
+        )  # an empty file cannot be mapped
         documents = cls(tokens, ends)
         documents._opened = (stem, dtype)
         return documents
@@ -171,7 +173,9 @@ def read_numbers(path: Path, dtype: str) -> NDArray[Any]:
     if len(shape) != 1 or found != kind:
         raise ValueError(f"{path} has numbers of type {found} and shape {shape}, expected {kind} along one axis")
     if size != begin + shape[0] * kind.itemsize:
-        raise ValueError(f"{path} has {size} bytes, and with {shape[0]} numbers must have {begin + shape[0] * kind.itemsize}")
+        raise ValueError(
+            f"{path} has {size} bytes, and with {shape[0]} numbers must have {begin + shape[0] * kind.itemsize}"
+        )
     if not shape[0]:
         return np.zeros(0, kind)  # an empty file cannot be mapped
     return np.memmap(path, dtype=kind, mode="r", offset=begin, shape=shape)

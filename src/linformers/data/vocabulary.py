@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from linformers import limits
+
 Method = Literal["bpe", "wordpiece", "words", "bytes"]
 SIZES: dict[str, int] = {"bpe": 8192, "wordpiece": 8192, "words": 20_000, "bytes": 261}
 SPECIAL = ["<pad>", "<s>", "</s>", "<mask>", "<unk>"]
@@ -83,6 +85,7 @@ def check_size(method: str, vocab_size: int | None) -> int:
         raise ValueError(f"a vocabulary of bytes has {smallest} tokens, got vocab_size={size}; leave it out")
     if size < smallest:
         raise ValueError(f"vocab_size must be at least {smallest} for {method!r}, got {size}")
+    limits.at_most("vocab_size", size, limits.VOCABULARY)
     return size
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from linformers.experiments import comparison, figures, page
 from linformers.experiments.figures import Line, is_number
-from linformers.experiments.runs import SavedRun, is_comparison, read_json, read_run, shared_baseline
+from linformers.experiments.runs import SavedRun, is_comparison, read_run, shared_baseline
 
 
 class Number(NamedTuple):
@@ -144,7 +144,7 @@ def inside(run: SavedRun, anchor: str, models: bool) -> list[str]:
     from linformers.experiments import spectrum
 
     saved = run.directory / "spectrum.json"
-    measured = read_json(saved) if saved.is_file() else None
+    measured = spectrum.read(saved) if saved.is_file() else None
     parts: list[str] = []
     if models and run.settings.get("attention") != "none":
         try:
@@ -177,7 +177,7 @@ def heads_of(run: SavedRun, anchor: str) -> tuple[list[str], Any]:
     subject = spectrum.load(run.directory)
     examples = run.results.get("examples")
     own = [
-        str(row.get("expected" if run.settings["task"] == "mlm" else "input", ""))
+        str(row.get("expected" if run.settings.get("task") == "mlm" else "input", ""))
         for row in examples or ()
         if isinstance(row, dict)
     ]

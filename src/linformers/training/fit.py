@@ -128,7 +128,7 @@ def is_done(run: Run, at: At) -> bool:
     """Whether the final weights are there, whole, and as far as they should be."""
     try:
         until = manifest(run.directory / FINAL)["until"]
-    except ValueError:  # not there, or damaged: it is written again
+    except (ValueError, KeyError):  # not there, or damaged: it is written again
         return False
     if at is not None and at[0] != until:
         return False
