@@ -6,7 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from linformers import limits
-from linformers.checked import an_object, each, fields, flag, kind_of, maybe, read_object, reading, text, whole
+from linformers.checked import (
+    an_object,
+    any_of,
+    each,
+    fields,
+    flag,
+    kind_of,
+    maybe,
+    nothing,
+    read_object,
+    reading,
+    text,
+    whole,
+)
 
 # Without trust_remote_code=False, transformers asks on the terminal whether to run code that a configuration names.
 OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -44,9 +57,10 @@ OF_CONFIG = {
     "output_attentions": maybe(flag),
     "linformers": maybe(OF_LINEARIZED),
 }
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 CHECKED: dict[str, tuple[Any, Any]] = {
     "config.json": ({}, OF_CONFIG),
-    "generation_config.json": ({}, {}),
+    "generation_config.json": ({}, dict.fromkeys(TOKENS, any_of(nothing, whole(), each(whole())))),
     "tokenizer_config.json": ({}, {"tokenizer_class": maybe(text())}),
     "tokenizer.json": ({"model": an_object}, {"added_tokens": maybe(each(fields({})))}),
     "special_tokens_map.json": ({}, {}),
@@ -100,4 +114,8 @@ def load_tokenizer(directory: Path) -> Any:
 
     check_directory(directory)
     with reading(f"the tokeniser of {directory}", ADVICE):
-        return transformers.AutoTokenizer.from_pretrained(directory, **OPTIONS)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **OPTIONS)
+        # Much of its files is not looked at before the first text.
+        tokenizer.decode(tokenizer.encode("a b", verbose=False))
+        tokenizer("a b", truncation=True, max_length=8)
+        return tokenizer

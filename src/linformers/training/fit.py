@@ -1,7 +1,7 @@
 """``train``: begin or go on with a run, to its final weights and results."""
 
 import shutil
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +155,7 @@ def fit(run: Run, at: At, shows: Progress) -> None:
         facts["threads"] = torch.get_num_threads()
         write_config(out, settings, **facts)
     metrics = MetricsFile(out, step, writes=processes.is_main())
-    with Interruption() as interruption:
+    with Interruption() as interruption, closing(metrics):
         trainer = new_trainer(run, model, metrics, shows, interruption)
         if at is not None:
             shows.say(f"going on with {out} from step {step} of {settings.max_steps}")
@@ -171,7 +171,6 @@ def fit(run: Run, at: At, shows: Progress) -> None:
             ) from error
         finally:
             shows.stop()
-            metrics.close()
     done = trainer.state.global_step
     if interruption.requested and done < settings.max_steps:
         raise Interrupted(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from linformers.checked import an_object, each, maybe, number, read_object, reading, whole
+from linformers.checked import an_object, each, maybe, nothing, number, read_object, reading, whole
 from linformers.projections import projection_parameters
 from linformers.training import models
 from linformers.training.checkpoints import checkpoints, rotate, write_json, written_aside
@@ -28,10 +28,14 @@ from linformers.training.settings import Settings
 from linformers.training.stopping import Interruption, best_row, is_stale
 
 # What of trainer_state.json is used; transformers takes other fields as they are.
-OF_STATE = {"global_step": whole(), "max_steps": whole(), "stateful_callbacks": an_object}
+OF_STATE = {
+    **{"global_step": whole(), "max_steps": whole(), "stateful_callbacks": an_object},
+    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps"), whole(1)),
+}
 STATE_ALSO = {
     **{"epoch": maybe(number(0)), "log_history": each(an_object), "num_train_epochs": whole(), "total_flos": number(0)},
-    **{"num_input_tokens_seen": whole(), "train_batch_size": maybe(whole())},
+    **{"num_input_tokens_seen": whole(), "train_batch_size": maybe(whole()), "best_metric": maybe(number())},
+    **{"best_model_checkpoint": nothing, "trial_params": nothing},  # never written, and one is a path
 }
 
 
@@ -300,7 +304,10 @@ class RunTrainer(Trainer):
         """Take over the weights and the sums of a checkpoint; ``train`` reads the optimiser and the schedule."""
         with reading(f"the weights of {checkpoint}"):
             self._load_from_checkpoint(str(checkpoint))
-        self.state.global_step = read_object(checkpoint / "trainer_state.json", OF_STATE, STATE_ALSO)["global_step"]
+        step = read_object(checkpoint / "trainer_state.json", OF_STATE, STATE_ALSO)["global_step"]
+        if checkpoint.name != f"checkpoint-{step}":
+            raise ValueError(f"{checkpoint} is damaged: its trainer_state.json is from step {step}")
+        self.state.global_step = step
         found = read_object(checkpoint / TALLY, OF_TALLY)
         self.seconds_before, self.peak_before = found["seconds"], found["peak_memory_mb"]
         if self.is_world_process_zero():
