@@ -291,6 +291,7 @@ def choose(
             "lines": "each line is a document",
         }
         notes.append(what[cutting])
+    notes += unused_columns([one for one in found if not one.plain], kind, layout)
 
     def read(one: Found, reading: Reading) -> Iterator[Record]:
         if not one.plain:
@@ -304,6 +305,20 @@ def choose(
         return (Record(text) for text in cut(chunks(one.path, layout.errors, reading), size))
 
     return read
+
+
+def unused_columns(tables: Sequence[Found], kind: Kind, layout: Layout) -> list[str]:
+    """A note if the first table looks labelled, and its classes are not asked for."""
+    if kind != "text" or not tables or layout.column == "label":
+        return []
+    table = json_rows if tables[0].form in JSON_LINES else csv_rows
+    _, row = next(table(tables[0], layout, Reading()), ("", {}))
+    if "label" not in row:
+        return []
+    return [
+        f"{tables[0].path} has a column 'label', which is not used: this is plain text; for texts with classes, prepare it with "
+        "--kind labelled, or --label-column for another column"
+    ]
 
 
 def whole(one: Found, layout: Layout, reading: Reading) -> Iterator[Record]:

@@ -14,7 +14,7 @@ from linformers.training.metrics import EVENTS, FILE, MetricsFile, read
 from linformers.training.progress import Progress
 from linformers.training.runs import BEST, CONFIG, DATA, FINAL, RESULTS, TALLY, Run, load_run, write_config
 from linformers.training.settings import Settings
-from linformers.training.sources import examples_of, prepare_data
+from linformers.training.sources import check_options, examples_of, prepare_data
 from linformers.training.stopping import Interrupted, Interruption, best_row, is_stale
 from linformers.training.stream import Batches, loader
 
@@ -101,6 +101,7 @@ def open_run(settings: Settings, out: Path, resume: bool) -> None:
         raise ValueError(
             f"{out} is not empty and holds no run (it has {strange[0]}); name another directory with --out"
         )
+    check_options(settings)
     write_config(out, settings.located().filled())
 
 
