@@ -89,7 +89,7 @@ def parse(text: str | bytes, what: object) -> Any:
         ValueError: with the name of ``what`` it is, if it is not JSON.
     """
     try:
-        return json.loads(text)
+        return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
     except RecursionError:
         raise ValueError(f"{what} is damaged: its JSON is nested too deeply") from None
     except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
