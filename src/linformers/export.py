@@ -6,7 +6,6 @@ What is exported is the whole forward pass in float32 and eval mode, from token 
 are dynamic. Causal models have no decoding state there: each call reads the whole sequence.
 """
 
-import json
 import os
 import shutil
 import warnings
@@ -20,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
+from linformers import pretrained
+from linformers.checked import read_object
 from linformers.projections import one_of
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -122,7 +123,7 @@ def load(directory: str | os.PathLike[str]) -> Any:
         ValueError: for a model that is neither of :mod:`linformers.hf` nor linearised.
     """
     place = model_directory(Path(directory))
-    config = json.loads((place / "config.json").read_text(encoding="utf-8"))
+    config = read_object(place / "config.json", optional=pretrained.OF_CONFIG, advice=pretrained.ADVICE)
     model_type, names = config.get("model_type", ""), config.get("architectures") or [""]
     known: Any = None
     if model_type == "linformer":
@@ -130,12 +131,12 @@ def load(directory: str | os.PathLike[str]) -> Any:
     elif model_type.startswith("linformers-"):
         import linformers.linearize.encoders as known
     kind = getattr(known, names[0], None)
-    if kind is None:
+    if not hasattr(kind, "from_pretrained"):
         raise ValueError(
             f"{place} holds {names[0] or 'a model'} of type {model_type!r}; export takes the models of linformers.hf and those that "
             "`linformers linearize` wrote"
         )
-    return kind.from_pretrained(place, local_files_only=True)
+    return pretrained.load_model(kind, place)
 
 
 def model_directory(directory: Path) -> Path:

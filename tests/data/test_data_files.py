@@ -2,6 +2,8 @@
 
 import gzip
 import os
+import signal
+import socket
 
 import pytest
 from data_cases import make_folder, make_rows, make_text
@@ -188,3 +190,108 @@ def test_lines_of_two_files_are_pairs(tmp_path):
         read(tmp_path / "b", "pairs", [str(tmp_path / "a")])
     with pytest.raises(ValueError, match="got 1 source files and 2 target files"):
         read(tmp_path / "a", "pairs", [str(tmp_path / "a"), str(tmp_path / "b")])
+
+
+@pytest.fixture
+def in_time():
+    """Opening a pipe that nobody writes to never ends: an error instead, after some seconds."""
+
+    def late(number, frame):
+        raise AssertionError("it waits for a pipe or a device")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("in_time")
+def test_only_regular_files_of_a_folder_are_read(tmp_path):
+    folder = make_folder(tmp_path / "a", 3)
+    expected = [make_text(i) for i in range(3)]
+    os.mkfifo(folder / "pipe.txt")
+    with socket.socket(socket.AF_UNIX) as served:
+        served.bind(str(folder / "socket.txt"))
+    os.symlink("/dev/zero", folder / "device.txt")
+    (tmp_path / "secret.txt").write_text("secret")
+    os.symlink(tmp_path / "secret.txt", folder / "away.txt")
+    os.symlink("001.txt", folder / "inside.txt")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "text.txt").write_text("secret, too")
+    os.symlink(tmp_path / "other", folder / "elsewhere")
+    os.symlink(folder, folder / "circle")
+    os.symlink(".", folder / "circle-too")
+    (tmp_path / "ab").mkdir()  # begins like the folder
+    os.symlink(tmp_path / "ab", folder / "similar")
+    found, _, corpus = read(folder)
+    assert [record.text for record in found] == expected
+    said = "\n".join(corpus.notes)
+    assert "4 links that leave the folder left out (" in said
+    assert "2 pipes, sockets or devices left out (" in said
+    assert "away.txt" in said
+    assert texts_of(folder / "**" / "*[0-9].txt") == expected
+    assert texts_of(folder / "0*.txt") == expected
+
+
+@pytest.mark.usefixtures("in_time")
+def test_a_pipe_or_a_loop_that_is_named_is_an_error_in_words(tmp_path):
+    os.mkfifo(tmp_path / "pipe.txt")
+    os.symlink("/dev/zero", tmp_path / "device.txt")
+    os.symlink(tmp_path / "two.txt", tmp_path / "one.txt")
+    os.symlink(tmp_path / "one.txt", tmp_path / "two.txt")
+    for name in ("pipe.txt", "device.txt", "*.txt"):
+        with pytest.raises(OSError, match=r"\.txt is not a file or a folder; it must be possible to read it twice"):
+            read(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match=r"one\.txt is a link to nothing, or one of a loop of links"):
+        read(tmp_path / "one.txt")
+    (tmp_path / "a").mkdir()
+    os.symlink("link.txt", tmp_path / "a" / "link.txt")
+    with pytest.raises(OSError, match=r"link\.txt cannot be read: Too many levels of symbolic links"):
+        read(tmp_path / "a")
+
+
+@pytest.mark.usefixtures("in_time")
+def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path):
+    folder = make_folder(tmp_path / "a", 3)
+    corpus = files([str(folder)], "text", Layout())
+    (folder / "001.txt").unlink()
+    os.mkfifo(folder / "001.txt")
+    with pytest.raises(ValueError, match=r"001\.txt is a pipe, and only regular files are read"):
+        list(corpus.read(Reading()))
+
+
+def test_patterns_enter_no_links_to_folders(tmp_path):
+    folder = make_folder(tmp_path / "a", 3)
+    for name in ("one", "two", "three"):  # to follow them all would take years
+        os.symlink(".", folder / name)
+    expected = [make_text(i) for i in range(3)]
+    assert texts_of(folder / "**" / "*.txt") == expected
+    assert texts_of(tmp_path / "**") == expected
+    assert texts_of(tmp_path / "**" / "a" / "**" / "*.txt") == expected
+
+
+def test_patterns_from_the_current_folder(tmp_path, monkeypatch):
+    make_folder(tmp_path / "a", 3)
+    make_folder(tmp_path / "a" / "[b]", 2, 7)
+    monkeypatch.chdir(tmp_path)
+    assert len(texts_of("**/*.txt")) == 5
+    assert len(texts_of("a/**")) == 5
+
+
+def test_json_that_is_nested_too_deeply(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"text": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2 is not JSON \(nested too deeply\)"):
+        read(tmp_path / "a.jsonl")
+
+
+def test_a_column_of_labels_that_is_not_used_is_named(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\none,x\ntwo,y\n")
+    make_rows(tmp_path / "b.jsonl", [{"text": "one", "label": 3}])
+    for name in ("a.csv", "b.jsonl"):
+        _, _, corpus = read(tmp_path / name)
+        assert any("has a column 'label', which is not used" in note for note in corpus.notes)
+        assert any("--kind labelled, or --label-column" in note for note in corpus.notes)
+    for options in ({"kind": "labelled"}, {"column": "label"}):
+        _, _, corpus = read(tmp_path / "a.csv", **options)
+        assert not corpus.notes

@@ -292,8 +292,8 @@ def test_damage_is_recognised(tmp_path):
 
     check("train.tokens.bin", lambda p: p.write_bytes(p.read_bytes()[:-2]), "train.tokens.bin has .* bytes, but")
     check("test.tokens.bin", lambda p: p.unlink(), "test.tokens.bin is missing")
-    check("test.ends.npy", lambda p: p.write_bytes(b"x"), "test.ends.npy is damaged")
-    check("test.ends.npy", lambda p: np.save(p, np.zeros(99)), "is about 99 documents, but 3 were written")
+    check("test.ends.npy", lambda p: p.write_bytes(b"x"), "test.ends.npy is not a file of numbers")
+    check("test.ends.npy", lambda p: np.save(p, np.zeros(99, np.int64)), "is about 99 documents, but 3 were written")
     check("train.labels.npy", lambda p: p.unlink(), "train.labels.npy is missing")
     check("prepared.json", lambda p: p.write_text("{"), "prepared.json is damaged")
     check("prepared.json", lambda p: p.write_text(json.dumps({"version": 99})), "has format 99, this version reads")

@@ -275,7 +275,7 @@ def test_errors(tmp_path, capsys):
         (["report", str(tmp_path / "nowhere")], "there is no directory"),
         (["plot", str(run), "--names", "a", "b"], "got 2 names for 1 runs; give one for each"),
         (["report", str(damaged)], "results.json is damaged"),
-        (["plot", str(tmp_path / "list.json")], "holds list, expected an object"),
+        (["plot", str(tmp_path / "list.json")], "list.json is damaged: the file is a list of 0, and must be an object"),
         (["plot", str(tmp_path / "other.json")], "is not a result of `linformers bench` or `linformers spectrum`"),
         (["plot", str(tmp_path / "nowhere.json")], "No such file"),
     ):

@@ -126,8 +126,28 @@ def test_data_that_has_changed(data, tmp_path, text_file):
 
 
 def test_the_wrong_kind_of_data(data, tmp_path):
-    with pytest.raises(ValueError, match=r"--task classify needs data of the kind labelled, and .* holds text"):
+    needs = r"--task classify needs data of the kind labelled, and .* holds text; prepare it with --kind labelled \(--label-column"
+    with pytest.raises(ValueError, match=needs):
         run("classify", data["mlm"], tmp_path / "run")
+
+
+@pytest.mark.parametrize("changes", [{"vocab_size": 500}, {"tokenizer": "bytes"}, {"label_column": "x"}])
+def test_options_for_text_with_prepared_data(data, tmp_path, changes):
+    option = "--" + next(iter(changes)).replace("_", "-")
+    with pytest.raises(
+        ValueError, match=rf"{option} is for text, and .* is prepared already; leave it out, or prepare"
+    ):
+        run("mlm", data["mlm"], tmp_path / "run", **changes)
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_saved_run_with_an_option_that_had_no_effect_goes_on(data, tmp_path):
+    run("mlm", data["mlm"], tmp_path / "run", max_steps=1)
+    path = tmp_path / "run" / "config.json"
+    about = json.loads(path.read_text())
+    about["settings"]["vocab_size"] = 500
+    path.write_text(json.dumps(about))
+    train(Settings(max_steps=2), tmp_path / "run", progress=False)
 
 
 def test_what_is_no_run(tmp_path):

@@ -75,7 +75,7 @@ def launch(
     except (ValueError, OSError, ImportError) as error:
         if debug:
             raise
-        console.print(f"error: {error}", style="red", markup=False)
+        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         return 1
     return 0
 

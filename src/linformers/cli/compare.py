@@ -20,7 +20,6 @@ QUICK: dict[str, Any] = {
 }
 WIDE = 120  # columns that the whole table needs
 VOCABULARY = 8192  # for the estimate, where nobody says how many
-OF_DATA = ("column", "label_column", "target_column", "targets", "tokenizer", "vocab_size")  # what preparing needs
 QUICK_CONTENDERS = ("full", "none", "k=4", "k=16", "sharing=kv", "n=128")
 
 
@@ -70,10 +69,14 @@ def compare(
     """
     from linformers.experiments import comparison
     from linformers.experiments.cells import run_cells
+    from linformers.experiments.runs import is_comparison
     from linformers.experiments.sweep import complete, plan, save_plan, varied
     from linformers.training import Interrupted
+    from linformers.training.sources import check_options
 
     console = Console()
+    if not is_comparison(out):
+        check_options(settings)
     base, names, count = complete(quicker(settings, quick)), list(contenders or ()), seeds
     for axis in vary or ([] if names else [] if quick else ["attention", "k", "sharing"]):
         names += varied(axis, base)
@@ -124,11 +127,11 @@ def prepared(cells: "Sequence[Cell]", base: Settings, out: Path) -> "list[Cell]"
 
     from linformers.training.progress import Progress
     from linformers.training.runs import data_directory
-    from linformers.training.sources import prepare_data
+    from linformers.training.sources import OF_TEXT, prepare_data
 
     if any(not cell.finished(out) for cell in cells):
         prepare_data(dataclasses.replace(base, n=max(cell.settings.n for cell in cells)), out, Progress())
-    changes: dict[str, Any] = {key: None for key in OF_DATA if hasattr(base, key)}
+    changes: dict[str, Any] = dict.fromkeys(OF_TEXT)
     changes["data"] = (str(data_directory(base, out).resolve()),)
     return [dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **changes)) for cell in cells]
 

@@ -75,13 +75,14 @@ def linearize(
     if not (directory / "config.json").is_file():
         raise ValueError(f"{directory} has no config.json; give a directory that save_pretrained wrote")
 
+    from linformers.checked import read_text
     from linformers.linearize import linearize as convert
     from linformers.linearize import saved
 
     model, tokenizer = saved.load(directory, max_len, positions)
     text = None
     if calibration is not None:
-        text = saved.batches(calibration.read_text(encoding="utf-8"), tokenizer, max_len, samples, batch_size)
+        text = saved.batches(read_text(calibration), tokenizer, max_len, samples, batch_size)
     report = convert(
         model,
         k=slots(k),

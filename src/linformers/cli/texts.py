@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from linformers.checked import read_text
 from linformers.training.checkpoints import reason
 
 
@@ -20,9 +21,9 @@ def read_texts(texts: tuple[str, ...], file: Path | None) -> list[str]:
     if file is None and sys.stdin.isatty():
         raise ValueError("give a text, a --file with one text on each line, or send lines to standard input")
     try:
-        whole = sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
+        whole = sys.stdin.read() if file is None else read_text(file)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file or 'standard input'} is not UTF-8: {error.reason} at byte {error.start}") from error
+        raise ValueError(f"standard input is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise OSError(f"cannot read {file}: {reason(error)}") from error
     if found := [line for line in whole.splitlines() if line.strip()]:

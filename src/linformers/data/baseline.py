@@ -60,7 +60,12 @@ def token_counts(documents: Documents, size: int) -> Counts:
     """How often each token is there; read in pieces."""
     counts = np.zeros(size, np.int64)
     for begin in range(0, len(documents.tokens), BLOCK):
-        counts += np.bincount(documents.tokens[begin : begin + BLOCK], minlength=size)
+        found = np.bincount(documents.tokens[begin : begin + BLOCK], minlength=size)
+        if len(found) > size:
+            raise ValueError(
+                f"there is a token {len(found) - 1}, and the vocabulary has {size}; prepare the data again"
+            )
+        counts += found
     return counts
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from linformers.checked import read_bytes
 from linformers.data.aside import aside, reuse
 from linformers.data.expressions import ListOps, expressions
 from linformers.data.files import Cutting, Layout, files
@@ -239,4 +240,4 @@ def tokenizer_identity(directory: Path) -> list[Any]:
     """What changes when the tokeniser of a directory does."""
     kinds = (".json", ".txt", ".model")  # tokenizer.json, tokenizer_config.json, vocab.txt, merges.txt, spiece.model
     names = sorted(path for path in directory.iterdir() if path.suffix in kinds and path.name != "config.json")
-    return [[path.name, hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()] for path in names]
+    return [[path.name, hashlib.blake2b(read_bytes(path), digest_size=16).hexdigest()] for path in names]

@@ -5,6 +5,7 @@ import glob
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
@@ -66,7 +67,7 @@ class Found:
 
 
 def find(source: str, notes: list[str]) -> list[Found]:
-    """The files of a source, in the order of their names; in folders only those with the name of a text or a table.
+    """The regular files of a source, in the order of their names; in folders only those with the name of a text or a table.
 
     Raises:
         OSError: if there are none, or they cannot be read.
@@ -78,7 +79,9 @@ def find(source: str, notes: list[str]) -> list[Found]:
         if not path.is_file():
             raise OSError(f"{source} is not a file or a folder; it must be possible to read it twice")
         return [Found(path)]
-    matched = sorted(glob.glob(str(path), recursive=True))
+    if path.is_symlink():
+        raise FileNotFoundError(f"{source} is a link to nothing, or one of a loop of links")
+    matched = matches(path)
     if not matched:
         raise FileNotFoundError(f"there is no file, folder or pattern {source!r}")
     # A pattern that ends in ** also gives the folders themselves.
@@ -86,26 +89,79 @@ def find(source: str, notes: list[str]) -> list[Found]:
     return [one for name in chosen for one in find(name, notes)]
 
 
-def find_in(folder: Path, notes: list[str]) -> list[Found]:
-    """The files of a folder, and of those in it."""
+def matches(pattern: Path) -> list[str]:
+    """What a pattern matches, in the order of the names; ``**`` enters no links to folders, which may lead in circles."""
+    parts = pattern.parts
+    if "**" not in parts:
+        return sorted(glob.glob(str(pattern), recursive=True))
+    place = parts.index("**")
+    starts = glob.glob(str(Path(*parts[:place]))) if place else [os.curdir]
+    rest = parts[place + 1 :] or ("*",)
+    roots = [root for start in starts if os.path.isdir(start) for root, _ in walk(start)]
+    return sorted({name for root in roots for name in matches(Path(glob.escape(root), *rest))})
+
+
+def walk(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
+    """A folder and all folders in it that are not hidden, each with the names of its files and of links to folders."""
 
     def refuse(error: OSError) -> None:
         raise OSError(f"{error.filename} cannot be read: {error.strerror}") from error
 
-    names = []
     for root, folders, inside in os.walk(folder, onerror=refuse):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        names += [Path(root, name) for name in inside if not name.startswith(".")]
-    found = [Found(path, folder) for path in sorted(names)]
+        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
+        yield root, [name for name in (*inside, *links) if not name.startswith(".")]
+
+
+def find_in(folder: Path, notes: list[str]) -> list[Found]:
+    """The regular files of a folder, and of those in it; links are followed to files inside it only."""
+    found, away, special = [], [], []
+    real = os.path.realpath(folder)
+    for root, names in walk(folder):
+        for name in names:
+            one = Found(Path(root, name), folder)
+            try:
+                mode = one.path.stat().st_mode
+            except FileNotFoundError:
+                if one.form in IN_FOLDERS:
+                    raise FileNotFoundError(f"{one.path} has vanished, or is a link to nothing") from None
+            except OSError as error:  # a loop of links, or no permission
+                if one.form in IN_FOLDERS:
+                    raise OSError(f"{one.path} cannot be read: {error.strerror}") from None
+            else:
+                if one.path.is_symlink() and not is_below(os.path.realpath(one.path), real):
+                    away.append(str(one.path))
+                    continue
+                if stat.S_ISDIR(mode):  # a link to a folder that is read anyway
+                    continue
+                if not stat.S_ISREG(mode):
+                    special.append(str(one.path))
+                    continue
+            found.append(one)
+    found.sort(key=lambda one: one.path)
     known = [one for one in found if one.form in IN_FOLDERS]
+    others = [str(one.path) for one in found if one.form not in IN_FOLDERS]
+    left_out = [
+        f"{len(paths)} {what} left out ({first(sorted(paths), 3)})"
+        for paths, what in (
+            (others, "files of other kinds"),
+            (away, "links that leave the folder"),
+            (special, "pipes, sockets or devices"),
+        )
+        if paths
+    ]
     if not known:
         raise OSError(
             f"the folder {folder} has no text: {len(found)} files, none of which ends in {', '.join(sorted(IN_FOLDERS))} "
-            f"(or that and .gz, .bz2, .xz)"
+            f"(or that and .gz, .bz2, .xz)" + "".join(f"; {note}" for note in left_out[bool(others) :])
         )
-    if others := [str(one.path) for one in found if one.form not in IN_FOLDERS]:
-        notes.append(f"{len(others)} files of other kinds left out ({first(others, 3)})")
+    notes += left_out
     return known
+
+
+def is_below(path: str, folder: str) -> bool:
+    """Whether a real path is inside a real folder, or the folder itself."""
+    return path == folder or path.startswith(os.path.join(folder, ""))
 
 
 def find_all(sources: Sequence[str], tables: bool, notes: list[str]) -> list[Found]:
@@ -235,6 +291,7 @@ def choose(
             "lines": "each line is a document",
         }
         notes.append(what[cutting])
+    notes += unused_columns([one for one in found if not one.plain], kind, layout)
 
     def read(one: Found, reading: Reading) -> Iterator[Record]:
         if not one.plain:
@@ -248,6 +305,20 @@ def choose(
         return (Record(text) for text in cut(chunks(one.path, layout.errors, reading), size))
 
     return read
+
+
+def unused_columns(tables: Sequence[Found], kind: Kind, layout: Layout) -> list[str]:
+    """A note if the first table looks labelled, and its classes are not asked for."""
+    if kind != "text" or not tables or layout.column == "label":
+        return []
+    table = json_rows if tables[0].form in JSON_LINES else csv_rows
+    _, row = next(table(tables[0], layout, Reading()), ("", {}))
+    if "label" not in row:
+        return []
+    return [
+        f"{tables[0].path} has a column 'label', which is not used: this is plain text; for texts with classes, prepare it with "
+        "--kind labelled, or --label-column for another column"
+    ]
 
 
 def whole(one: Found, layout: Layout, reading: Reading) -> Iterator[Record]:
@@ -332,10 +403,11 @@ def json_rows(one: Found, layout: Layout, reading: Reading) -> Iterator[tuple[st
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
+            why = error if isinstance(error, ValueError) else "nested too deeply"
             raise ValueError(
-                f"{one.path}, line {number} is not JSON ({error}); there must be one object on each line"
-            ) from error
+                f"{one.path}, line {number} is not JSON ({why}); there must be one object on each line"
+            ) from None
         if not isinstance(row, dict):
             raise ValueError(f"{one.path}, line {number} is not a JSON object but {line.strip()[:40]!r}")
         yield f"line {number}", row

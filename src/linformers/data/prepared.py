@@ -1,6 +1,5 @@
 """A prepared directory: a tokeniser and memory-mapped token sequences in three parts."""
 
-import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -9,12 +8,27 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from linformers.checked import an_object, damaged, each, fields, inner_path, named, number, read_object, text, whole
 from linformers.data.records import KINDS, PARTS, Kind, Part
-from linformers.data.store import Documents, digest, read_numbers
+from linformers.data.store import TYPES, Documents, check_order, check_range, digest, read_numbers
 from linformers.data.vocabulary import load_tokenizer
 
 VERSION = 1
 ABOUT = "prepared.json"
+AGAIN = "prepare it again with --overwrite"
+COUNTS = fields({"documents": whole(), "tokens": whole(), "digest": text()})
+FIELDS = {
+    "fingerprint": text(),
+    "kind": text(KINDS),
+    "name": text(),
+    "labels": each(text()),
+    "vocab_size": whole(1, 1 << 32),
+    "dtype": text(TYPES),
+    "parts": named(COUNTS),
+    "notes": each(text()),
+    "tokenizer_files": each(inner_path),
+}
+OPTIONAL = {"corpus": an_object, "options": an_object, "characters": whole(), "unknown": number(0, 1)}
 
 
 @dataclass(frozen=True)
@@ -36,7 +50,10 @@ class Prepared:
     @cached_property
     def tokenizer(self) -> Any:
         """The tokeniser, a ``PreTrainedTokenizerFast``."""
-        return load_tokenizer(self.directory / "tokenizer")
+        tokenizer = load_tokenizer(self.directory / "tokenizer")
+        if tokenizer.pad_token_id is None:
+            raise ValueError(f"{self.directory} is damaged: its tokeniser has no padding token; {AGAIN}")
+        return tokenizer
 
     @property
     def vocab_size(self) -> int:
@@ -71,7 +88,7 @@ class Prepared:
         """The class of each document of a part, an index into ``labels``."""
         if self.kind != "labelled":
             raise ValueError(f"{self.directory} holds {self.kind}, which has no labels; prepare labelled documents")
-        return read_numbers(self.directory / f"{check_part(part)}.labels.npy")
+        return read_numbers(self.directory / f"{check_part(part)}.labels.npy", "int32")
 
 
 def check_part(part: str) -> Part:
@@ -98,51 +115,65 @@ def load(directory: Path | str, *, verify: bool = False) -> Prepared:
         check_files(directory, stem, counts, about, verify)
     for name in about["tokenizer_files"]:
         if not (directory / "tokenizer" / name).is_file():
-            raise ValueError(f"{directory} is damaged: tokenizer/{name} is missing; prepare it again with --overwrite")
+            raise ValueError(f"{directory} is damaged: tokenizer/{name} is missing; {AGAIN}")
     return prepared
 
 
 def read_about(directory: Path) -> dict[str, Any]:
-    """What ``prepared.json`` says."""
+    """What ``prepared.json`` says, after a look at its fields."""
     path = directory / ABOUT
     if not path.is_file():
         what = "has no prepared.json" if directory.is_dir() else "is not a directory"
         raise ValueError(f"{directory} {what}; make it with `linformers prepare ... --out {directory}`")
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        version = about["version"]
-        if version == VERSION and about["kind"] not in KINDS:
-            raise KeyError(about["kind"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error}); prepare it again with --overwrite") from error
+    version = read_object(path, {"version": whole()}, advice=AGAIN)["version"]
     if version != VERSION:
         raise ValueError(f"{directory} has format {version}, this version reads format {VERSION}; prepare it again")
-    return cast(dict[str, Any], about)
+    about = read_object(path, FIELDS, OPTIONAL, advice=AGAIN)
+    parts = {*PARTS, *(f"{part}.target" for part in PARTS if about["kind"] == "pairs")}
+    wrong = None
+    if set(about["parts"]) != parts:
+        wrong = (
+            f"it has the parts {', '.join(sorted(about['parts'])) or 'none'}, and must have {', '.join(sorted(parts))}"
+        )
+    elif about["vocab_size"] - 1 > np.iinfo(about["dtype"]).max:
+        wrong = f"vocab_size is {about['vocab_size']}, and {about['dtype']} has no such tokens"
+    elif (about["kind"] == "labelled") != bool(about["labels"]):
+        wrong = f"the kind is {about['kind']}, and there are {len(about['labels'])} labels"
+    if wrong:
+        raise ValueError(f"{path} is damaged: {wrong}; {AGAIN}")
+    return about
 
 
 def check_files(directory: Path, stem: str, counts: dict[str, Any], about: dict[str, Any], verify: bool) -> None:
     """Raise a ValueError if the files of a part are not those that were written."""
-    item = np.dtype(about["dtype"]).itemsize
-    tokens = directory / f"{stem}.tokens.bin"
-    numbers = [directory / f"{stem}.ends.npy"]
-    if about["kind"] == "labelled":
-        numbers.append(directory / f"{stem}.labels.npy")
-    for path in (tokens, *numbers):
+    tokens, ends, labels = (directory / f"{stem}.{name}" for name in ("tokens.bin", "ends.npy", "labels.npy"))
+    labelled = about["kind"] == "labelled"
+    for path in (tokens, ends, *[labels] * labelled):
         if not path.is_file():
-            raise ValueError(f"{directory} is damaged: {path.name} is missing; prepare it again with --overwrite")
-    found = tokens.stat().st_size
-    if found != counts["tokens"] * item:
-        raise ValueError(
-            f"{tokens} has {found} bytes, but {counts['tokens'] * item} were written; prepare it again with --overwrite"
-        )
-    for path in numbers:
-        try:
-            count = len(read_numbers(path))
-        except (ValueError, OSError, EOFError) as error:
-            raise ValueError(f"{path} is damaged ({error}); prepare it again with --overwrite") from error
-        if count != counts["documents"]:
-            raise ValueError(
-                f"{path} is about {count} documents, but {counts['documents']} were written; prepare it again with --overwrite"
-            )
-    if verify and digest(tokens) != counts["digest"]:
-        raise ValueError(f"{tokens} is not what was written; prepare it again with --overwrite")
+            raise ValueError(f"{directory} is damaged: {path.name} is missing; {AGAIN}")
+    found, written = tokens.stat().st_size, counts["tokens"] * np.dtype(about["dtype"]).itemsize
+    if found != written:
+        raise ValueError(f"{tokens} has {found} bytes, but {written} were written; {AGAIN}")
+    try:
+        with damaged(ends):
+            check_count(numbers := read_numbers(ends, "int64"), counts["documents"])
+            check_order(numbers)
+            if len(numbers) and numbers[-1] != counts["tokens"]:
+                raise ValueError(f"it ends at token {numbers[-1]} of {counts['tokens']}")
+        if labelled:
+            with damaged(labels):
+                check_count(numbers := read_numbers(labels, "int32"), counts["documents"])
+                check_range(numbers, len(about["labels"]))
+        if verify:
+            if digest(tokens) != counts["digest"]:
+                raise ValueError(f"{tokens} is not what was written")
+            with damaged(tokens):
+                check_range(Documents.open(directory / stem, about["dtype"]).tokens, about["vocab_size"])
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{error}; {AGAIN}") from None
+
+
+def check_count(numbers: NDArray[Any], documents: int) -> None:
+    """Raise a ValueError if there is not a number for each document."""
+    if len(numbers) != documents:
+        raise ValueError(f"it is about {len(numbers)} documents, but {documents} were written")

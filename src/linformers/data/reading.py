@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
+from linformers.checked import open_regular
 from linformers.data.records import Reading
 
 Errors = Literal["strict", "replace", "ignore"]
@@ -61,9 +62,9 @@ def chunks(path: Path, errors: Errors, reading: Reading) -> Iterator[str]:
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a file that was there a moment ago."""
+    """Open a file that was there a moment ago, and was a regular one."""
     try:
-        return path.open("rb")
+        return open_regular(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path} has vanished; it was there when its folder was read") from error
     except OSError as error:

@@ -10,6 +10,10 @@ from typing import Any, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from linformers.checked import open_regular
+
+TYPES = ("uint16", "uint32")  # of tokens: any other could be read as something that is no number
+BLOCK = 1 << 22  # numbers that are looked at together
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 
@@ -28,11 +32,23 @@ class Documents(Sequence[Tokens]):
 
     @classmethod
     def open(cls, stem: Path, dtype: str) -> Self:
-        """Map the files of ``Writer``."""
+        """Map the files of ``Writer``.
+
+        Raises:
+            ValueError: for another type than ``Writer`` writes, and for files that are not about as many tokens.
+        """
+        if dtype not in TYPES:
+            raise ValueError(f"tokens are one of {', '.join(map(repr, TYPES))}, got {dtype!r}")
         path = stem.with_name(stem.name + ".tokens.bin")
-        empty = path.stat().st_size == 0  # cannot be mapped
-        tokens = np.zeros(0, dtype) if empty else np.memmap(path, dtype=dtype, mode="r")
-        documents = cls(tokens, read_numbers(stem.with_name(stem.name + ".ends.npy")))
+        count, rest = divmod(path.stat().st_size, np.dtype(dtype).itemsize)
+        ends = read_numbers(stem.with_name(stem.name + ".ends.npy"), "int64")
+        last = int(ends[-1]) if len(ends) else 0
+        if rest or last != count:
+            raise ValueError(f"{path} has {path.stat().st_size} bytes, and not {last} tokens of the type {dtype}")
+        tokens = (
+            np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype)
+        )  # an empty file cannot be mapped
+        documents = cls(tokens, ends)
         documents._opened = (stem, dtype)
         return documents
 
@@ -139,12 +155,49 @@ class Numbers:
             self._file.close()
 
 
-def read_numbers(path: Path) -> NDArray[Any]:
-    """Map a ``.npy`` file, or read it if it is empty and cannot be mapped."""
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError:
-        return np.load(path, allow_pickle=False)
+def read_numbers(path: Path, dtype: str) -> NDArray[Any]:
+    """Map a file of ``Numbers``.
+
+    Raises:
+        ValueError: if it is not one with numbers of this type, or has another size than its header says.
+    """
+    kind = np.dtype(dtype)
+    with open_regular(path) as file:
+        try:
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("it is of another version")
+            shape, _, found = np.lib.format.read_array_header_1_0(file)
+        except (ValueError, EOFError, RecursionError, MemoryError, SyntaxError, TypeError) as error:
+            raise ValueError(f"{path} is not a file of numbers ({error})") from None
+        begin, size = file.tell(), os.fstat(file.fileno()).st_size
+    if len(shape) != 1 or found != kind:
+        raise ValueError(f"{path} has numbers of type {found} and shape {shape}, expected {kind} along one axis")
+    if size != begin + shape[0] * kind.itemsize:
+        raise ValueError(
+            f"{path} has {size} bytes, and with {shape[0]} numbers must have {begin + shape[0] * kind.itemsize}"
+        )
+    if not shape[0]:
+        return np.zeros(0, kind)  # an empty file cannot be mapped
+    return np.memmap(path, dtype=kind, mode="r", offset=begin, shape=shape)
+
+
+def check_order(ends: NDArray[np.int64]) -> None:
+    """Raise a ValueError unless the ends of documents rise, from 0; read in blocks."""
+    before = 0
+    for begin in range(0, len(ends), BLOCK):
+        block = np.asarray(ends[begin : begin + BLOCK])
+        if (np.diff(block, prepend=before) < 0).any():
+            raise ValueError(f"a document among {begin} to {begin + len(block) - 1} ends before it begins")
+        before = int(block[-1])
+
+
+def check_range(numbers: NDArray[Any], count: int) -> None:
+    """Raise a ValueError unless all numbers are from 0 to ``count - 1``; read in blocks."""
+    for begin in range(0, len(numbers), BLOCK):
+        block = np.asarray(numbers[begin : begin + BLOCK])
+        low, high = int(block.min()), int(block.max())
+        if low < 0 or high >= count:
+            raise ValueError(f"it has numbers from {low} to {high}, and must have those from 0 to {count - 1}")
 
 
 def digest(path: Path) -> str:

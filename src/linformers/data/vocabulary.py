@@ -8,6 +8,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from linformers import limits
+
 Method = Literal["bpe", "wordpiece", "words", "bytes"]
 SIZES: dict[str, int] = {"bpe": 8192, "wordpiece": 8192, "words": 20_000, "bytes": 261}
 SPECIAL = ["<pad>", "<s>", "</s>", "<mask>", "<unk>"]
@@ -83,6 +85,7 @@ def check_size(method: str, vocab_size: int | None) -> int:
         raise ValueError(f"a vocabulary of bytes has {smallest} tokens, got vocab_size={size}; leave it out")
     if size < smallest:
         raise ValueError(f"vocab_size must be at least {smallest} for {method!r}, got {size}")
+    limits.at_most("vocab_size", size, limits.VOCABULARY)
     return size
 
 
@@ -127,15 +130,15 @@ def load_tokenizer(directory: Path) -> Any:
         ValueError: if there is none, or one that is not fast.
     """
     need_packages()
-    from transformers import AutoTokenizer
+    from linformers import pretrained
 
     if not directory.is_dir():
         raise ValueError(
             f"tokenizer must be one of {', '.join(map(repr, SIZES))} or a directory with a tokeniser; got {str(directory)!r}"
         )
     try:
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    except Exception as error:  # whatever a damaged file makes the libraries raise
+        tokenizer = pretrained.load_tokenizer(directory)
+    except (ValueError, OSError) as error:
         raise ValueError(f"{directory} has no tokeniser that can be read: {error}") from error
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"the tokeniser of {directory} has no tokenizer.json; save it as a fast tokeniser first")

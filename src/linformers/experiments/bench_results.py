@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from linformers.checked import each, fields, maybe, number, read_object, text
 from linformers.experiments import figures
 
 Cell = dict[str, Any]
@@ -69,12 +70,33 @@ def show_machine(result: dict[str, Any], console: Console) -> None:
     )
 
 
+def read(path: Path) -> dict[str, Any]:
+    """The result of a benchmark, after a look at what :func:`plot` uses.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
+    return read_object(
+        path,
+        {
+            "cells": each(fields({"contender": text()}, dict.fromkeys(("n", "k", "position"), maybe(number())))),
+            "benchmark": text(),
+            "machine": fields({"cpu": text()}),
+            "date": text(),
+        },
+        advice="measure it again with `linformers bench`",
+    )
+
+
 def plot(source: Path, target: Path, x: str = "n", panel: str = "pass", y: str = "seconds") -> None:
     """Draw a result from its JSON: a line for each contender, a panel for each kind of pass, both axes logarithmic."""
     from matplotlib.figure import Figure
 
-    result = json.loads(source.read_text())
-    cells = [cell for cell in result["cells"] if cell.get(y) is not None]
+    result = read(source)
+    cells = [cell for cell in result["cells"] if figures.is_number(cell.get(y))]
+    for cell in cells:
+        if not figures.is_number(cell.get(x)) or not isinstance(cell.get(panel), str):
+            raise ValueError(f"{source} has a cell without {x} or {panel}, so that it cannot be drawn")
     panels = list(dict.fromkeys(cell[panel] for cell in cells))
     with figures.style():
         figure = Figure(figsize=(6 * max(1, len(panels)), 4.5), layout="constrained")

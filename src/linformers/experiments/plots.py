@@ -58,11 +58,11 @@ def draw_json(path: Path, out: Path | None) -> Path:
     result = read_json(path)
     target = (out or path.parent) / f"{path.stem}.png"
     if "curves" in result and "heat" in result:
-        return figures.save(spectrum.draw(result), target)
+        return figures.save(spectrum.draw(spectrum.read(path)), target)
     if not isinstance(result.get("cells"), list) or "benchmark" not in result:
         raise ValueError(f"{path} is not a result of `linformers bench` or `linformers spectrum`")
     target.parent.mkdir(parents=True, exist_ok=True)
-    cells = result["cells"]
+    cells = bench_results.read(path)["cells"]
     x, y = (
         next((key for key in names if any(key in cell for cell in cells)), names[0])
         for names in (("n", "position"), ("seconds", "peak"))

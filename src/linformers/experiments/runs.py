@@ -1,13 +1,15 @@
 """Runs and comparisons as files: what was set, the metrics and the results, read without loading a model."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from linformers.checked import Check, an_object, read_object
 from linformers.training.metrics import FILE as METRICS
 from linformers.training.metrics import read as read_metrics
+from linformers.training.runs import OF_CONFIG, OF_RESULTS
+from linformers.training.settings import check_types
 
 CONFIG, RESULTS, PLAN, CELLS = "config.json", "results.json", "plan.json", "cells"
 
@@ -86,23 +88,24 @@ def read_run(directory: Path) -> SavedRun:
     if not is_run(directory):
         missing = [name for name in (CONFIG, METRICS) if not (directory / name).is_file()]
         raise ValueError(f"{directory} is not a run: it has no {' and no '.join(missing)}")
-    results = read_json(directory / RESULTS) if (directory / RESULTS).is_file() else {}
-    return SavedRun(directory, read_json(directory / CONFIG), read_metrics(directory), results)
+    results = read_json(directory / RESULTS, OF_RESULTS) if (directory / RESULTS).is_file() else {}
+    config = read_json(directory / CONFIG, {**OF_CONFIG, "settings": of_settings})
+    return SavedRun(directory, config, read_metrics(directory), results)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object.
+def read_json(path: Path, known: Mapping[str, Check] | None = None) -> dict[str, Any]:
+    """A JSON file that holds an object; the fields that are known are checked if they are there.
 
     Raises:
         ValueError: if it does not.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"{path} is damaged: {error}; make it again, or restore it") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path} holds {type(found).__name__}, expected an object with names")
-    return found
+    return read_object(path, optional=known, advice="make it again, or restore it")
+
+
+def of_settings(value: Any, place: str) -> None:
+    """The settings of a run or a comparison, all or some."""
+    an_object(value, place)
+    check_types(value)
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from linformers import pretrained
+from linformers.checked import each, fields, number, read_object, text, whole
 from linformers.experiments import figures
 from linformers.experiments.measure import describe
 from linformers.spectrum import check_share, cumulative, slots_of
@@ -76,17 +78,16 @@ def load_saved(directory: Path) -> tuple[Any, Any]:
     logging.set_verbosity_error()  # a head that is left out is none of the reader's business
     logging.disable_progress_bar()
     try:
-        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+        config = pretrained.load_config(directory)
         own = config.model_type.startswith("linformer")
         kind: Any = transformers.AutoModel
         if own and config.is_encoder_decoder:
             kind = transformers.AutoModelForSeq2SeqLM
         options: dict[str, Any] = {} if own else {"attn_implementation": "eager"}
-        model = kind.from_pretrained(directory, config=config, local_files_only=True, **options)
+        model = pretrained.load_model(kind, directory, config=config, **options)
     finally:
         logging.set_verbosity(before)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
-    return model, tokenizer
+    return model, pretrained.load_tokenizer(directory)
 
 
 def longest_input(config: Any, tokenizer: Any) -> int:
@@ -193,6 +194,29 @@ def measure(
         "heat": [[round(float(head[index - 1]), 4) for head in layer] for layer in found],
         "curves": [[[round(float(value), 5) for value in head] for head in layer] for layer in found],
     }
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A saved spectrum, after a look at all that :func:`draw` uses.
+
+    Raises:
+        ValueError: if it is damaged.
+    """
+    shape = {"index": whole(1), "share": number(0, 1), "n": whole(1)}
+    tables = {"curves": each(each(each(number(), 1), 1), 1), "heat": each(each(number(), 1), 1), "k": each(whole(), 1)}
+    found = read_object(
+        path,
+        {**tables, "settings": fields(shape), "model": text()},
+        {"note": text()},
+        advice="measure it again with `linformers spectrum`",
+    )
+    sizes = [[len(layer) for layer in found[name]] for name in ("curves", "heat")]
+    ranks = {len(head) for layer in found["curves"] for head in layer}
+    if sizes[0] != sizes[1] or len(set(sizes[0])) != 1 or len(ranks) != 1 or len(found["k"]) != len(sizes[0]):
+        raise ValueError(
+            f"{path} is damaged: its layers or heads differ in size; measure it again with `linformers spectrum`"
+        )
+    return found
 
 
 def draw(result: dict[str, Any]) -> "Figure":

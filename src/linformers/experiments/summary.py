@@ -22,7 +22,7 @@ from linformers.experiments.page import (
     settings,
     shown,
 )
-from linformers.experiments.runs import SavedRun, is_comparison, read_json, read_run, shared_baseline
+from linformers.experiments.runs import SavedRun, is_comparison, read_run, shared_baseline
 
 
 class Number(NamedTuple):
@@ -195,7 +195,7 @@ def inside(run: SavedRun, anchor: str, models: bool) -> list[Block]:
     from linformers.experiments import spectrum
 
     saved = run.directory / "spectrum.json"
-    measured = read_json(saved) if saved.is_file() else None
+    measured = spectrum.read(saved) if saved.is_file() else None
     parts: list[Block] = []
     # Without attention a decoder still has cross-attention to look at.
     if models and (run.settings.get("attention") != "none" or run.settings.get("task") == "seq2seq"):
@@ -229,7 +229,7 @@ def heads_of(run: SavedRun, anchor: str) -> tuple[list[Block], Any]:
     subject = spectrum.load(run.directory, self_attention=False)
     examples = run.results.get("examples")
     own = [
-        str(row.get("expected" if run.settings["task"] == "mlm" else "input", ""))
+        str(row.get("expected" if run.settings.get("task") == "mlm" else "input", ""))
         for row in examples or ()
         if isinstance(row, dict)
     ]

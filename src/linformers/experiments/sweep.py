@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from linformers.experiments.runs import CELLS, PLAN, RESULTS, read_json, write_whole
+from linformers.checked import damaged, each, fields, inner_path, read_object, text, whole
+from linformers.experiments.runs import CELLS, PLAN, RESULTS, of_settings, read_json, write_whole
 from linformers.training.settings import DEFAULTS, Settings
 
 Axis = Literal["attention", "k", "sharing", "method", "n"]
@@ -225,7 +226,7 @@ def save_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> None:
     path, settings = out / PLAN, comparable(base)
     listed = [{"changes": dict(cell.contender.changes), "seed": cell.seed} for cell in cells]
     if path.is_file():
-        old = read_json(path)
+        old = read_plan_file(path)
         for key, value in settings.items():
             before = old["settings"].get(key, DEFAULTS.get(key))  # a setting may be younger than the comparison
             if before != value:
@@ -245,12 +246,37 @@ def read_plan(out: Path) -> tuple[dict[str, Any], list[tuple[Contender, int]]]:
     Raises:
         ValueError: if it is damaged.
     """
-    found = read_json(out / PLAN)
-    try:
-        cells = [(Contender(tuple(cell["changes"].items())), int(cell["seed"])) for cell in found["cells"]]
-        return dict(found["settings"]), cells
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{out / PLAN} is damaged: {error!r}; compare again with another --out") from None
+    found = read_plan_file(out / PLAN)
+    cells = [(Contender(tuple(cell["changes"].items())), int(cell["seed"])) for cell in found["cells"]]
+    return dict(found["settings"]), cells
+
+
+def read_plan_file(path: Path) -> dict[str, Any]:
+    """What ``plan.json`` says, after a look at its fields.
+
+    Raises:
+        ValueError: if it is damaged, or a cell would be outside of the comparison.
+    """
+
+    def settings(value: Any, place: str) -> None:
+        of_settings(value, place)
+        fields(dict.fromkeys(("n", "k", "width", "depth", "batch_size", "max_steps"), whole(1)))(value, place)
+        fields(dict.fromkeys(("task", "sharing", "method"), text()))(value, place)
+
+    def changes(value: Any, place: str) -> None:
+        of_settings(value, place)
+        for key in ("data", "targets"):
+            if key in value:
+                raise ValueError(f"{place} has {key}, in which contenders cannot differ")
+
+    cell = fields({"changes": changes, "seed": whole()})
+    advice = "compare again with another --out"
+    found = read_object(path, {"settings": settings, "cells": each(cell)}, advice=advice)
+    for one in found["cells"]:
+        name = Contender(tuple(one["changes"].items())).name
+        with damaged(path):
+            inner_path(name, "the name of a cell")
+    return found
 
 
 def comparable(base: Settings) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from linformers.checked import read_text
 from linformers.linearize.saved import batches
 
 
@@ -21,10 +22,7 @@ def read(path: Path | None) -> list[str]:
         from linformers.data import default_text
 
         return list(default_text())
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}; convert it first") from None
+    text = read_text(path)
     if not text.strip():
         raise ValueError(f"{path} is empty; give a file with text in it")
     return [text]

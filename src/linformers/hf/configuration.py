@@ -10,7 +10,9 @@ from typing import Any, Self
 
 from transformers import PreTrainedConfig
 
+from linformers import limits
 from linformers.causal import block_sizes
+from linformers.checked import of_type
 from linformers.layers import ACTIVATIONS
 from linformers.models import POOLINGS, POSITIONS
 from linformers.projections import METHODS, SHARINGS, STARTS, one_of
@@ -131,6 +133,7 @@ class LinformerConfig(PreTrainedConfig):
         for name in kwargs:
             if meant := difflib.get_close_matches(name, names, 1, cutoff=0.9):
                 raise ValueError(f"LinformerConfig has no option {name!r}; did you mean {meant[0]!r}?")
+        self._check_types()  # before the sizes are used below
         self.proj_k = self.slots
         super().__post_init__(**kwargs)
         if self.is_encoder_decoder:
@@ -202,8 +205,44 @@ class LinformerConfig(PreTrainedConfig):
             room, k = self.max_target_positions or 1, self.slots
             self.decoder_proj_k = min(k, room) if isinstance(k, int) else [min(one, room) for one in k]
 
+    def _check_types(self) -> None:
+        for name, hint in TYPES.items():
+            of_type(hint)(getattr(self, name), name)
+
+    def about_parameters(self) -> int:
+        """About how many numbers a model of these sizes has.
+
+        Raises:
+            ValueError: for a size above its limit.
+        """
+        sides = [("num_hidden_layers", "intermediate_size", "proj_k", "max_position_embeddings", self.is_decoder)]
+        if self.is_encoder_decoder:
+            sides.append(("decoder_layers", "decoder_ffn_dim", "decoder_proj_k", "max_target_positions", True))
+        count = 0
+        for *names, causal in sides:
+            for name, most in zip(names, (limits.LAYERS, limits.SIZE, limits.SIZE, limits.SIZE), strict=True):
+                limits.at_most(name, getattr(self, name), most)
+            layers, feedforward, slots, n = (getattr(self, name) for name in names)
+            k = max(slots) if isinstance(slots, list) else slots
+            k = k if self.attention == "linformer" and self.method in ("learnable", "no_params") else 0
+            count += limits.parameters(
+                vocabulary=self.vocab_size,
+                n=n,
+                width=self.hidden_size,
+                layers=layers,
+                feedforward=feedforward,
+                heads=self.num_attention_heads,
+                k=k,
+                sharing=self.sharing,
+                block=block_sizes(n, k, self.block_size)[0] if causal and k else None,
+                tied=self.tie_word_embeddings,
+                gated=self.gated,
+            )
+        return count
+
     def check(self) -> None:
         """Raise a ValueError for values without a meaning; models do it too, because attributes can be changed."""
+        self._check_types()
         for name, allowed in (
             ("hidden_act", tuple(ACTIVATIONS)),
             ("position_embedding_type", POSITIONS),
@@ -233,6 +272,7 @@ class LinformerConfig(PreTrainedConfig):
             self._check_side(
                 "decoder_layers", "decoder_attention_heads", "decoder_proj_k", "max_target_positions", True
             )
+        limits.check_configuration(self)
         if self.is_decoder and self.local_window:
             raise ValueError(
                 f"local_window={self.local_window} is not for causal models, which see their neighbours anyway; use block_size"
@@ -264,3 +304,6 @@ class LinformerConfig(PreTrainedConfig):
         for one in value if isinstance(value, list) else [value]:
             if one is not None and one < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+TYPES = dict(LinformerConfig.__annotations__)

@@ -17,11 +17,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from linformers.attention import LinearMultiheadAttention
+from linformers.checked import an_object, damaged, each, fields, number, parse, reading
 from linformers.linearize.calibrate import Batch, run
 from linformers.linearize.surgery import evaluating
 from linformers.projections import Projection, one_of
 
 TRAIN = ("projections", "attention", "all")
+ABOUT = {
+    "run": an_object,
+    "before": fields(dict.fromkeys(("hidden", "attention", "output"), number()), only=True),
+    "losses": each(number(finite=False)),
+}
 
 
 @dataclass(frozen=True)
@@ -297,14 +303,20 @@ def _load(
     Raises:
         ValueError: if it is of another run.
     """
-    with safe_open(path, framework="pt") as file:
-        about = json.loads((file.metadata() or {}).get("distillation", "{}"))
+    with reading(path, "continue another run, or name another file"), safe_open(path, framework="pt") as file:
+        about = parse((file.metadata() or {}).get("distillation", "{}"), path)
+        with damaged(path):
+            fields({}, ABOUT)(about, "")
         for key, value in run_of.items():
             if about.get("run", {}).get(key) != value:
                 was = about.get("run", {}).get(key)
                 raise ValueError(
                     f"{path} is of a run with {key}={was}, not {value}; continue that one, or name another file"
                 )
+        with damaged(path):
+            fields(ABOUT)(about, "")
+            if len(about["losses"]) > run_of["steps"]:
+                raise ValueError(f"it has the losses of {len(about['losses'])} steps of {run_of['steps']}")
         stored = set(file.keys())
         names = {key.partition("/")[2] for key in stored}
         if names != set(named):
@@ -319,6 +331,9 @@ def _load(
                 parameter.copy_(weight)
             if f"step/{name}" in stored:  # what has had no gradient yet has no moments
                 state = {key: file.get_tensor(f"{key}/{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
+                shapes = [value.shape for key, value in state.items() if key != "step"]
+                if any(shape != parameter.shape for shape in shapes) or state["step"].numel() != 1:
+                    raise ValueError(f"{path} has moments of {name} of other shapes than its weights")
                 optimizer.state[parameter] = {
                     key: value if key == "step" else value.to(parameter) for key, value in state.items()
                 }

@@ -12,6 +12,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from linformers import pretrained
 from linformers.linearize.encoders import ARCHITECTURES
 from linformers.linearize.positions import check_positions
 
@@ -25,18 +26,20 @@ def load(directory: Path, max_len: int = 0, positions: str = "keep") -> tuple[An
     Raises:
         ValueError: for a model that cannot be linearised.
     """
-    config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True)
+    config = pretrained.load_config(directory)
     if config.model_type not in ARCHITECTURES:
         raise ValueError(
             f"{directory} holds a model of type {config.model_type!r}; it takes {', '.join(map(repr, ARCHITECTURES))}"
         )
     check_positions(config, max_len, positions)
-    named = [name for name in config.architectures or () if hasattr(transformers, name)]
+    named = [
+        name for name in config.architectures or () if hasattr(getattr(transformers, name, None), "from_pretrained")
+    ]
     kind = getattr(transformers, named[0]) if named else transformers.AutoModel
-    model = kind.from_pretrained(directory, local_files_only=True)
+    model = pretrained.load_model(kind, directory)
     if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt")):
         return model, None
-    return model, transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    return model, pretrained.load_tokenizer(directory)
 
 
 def save(model: Any, tokenizer: Any, out: Path, max_len: int | None = None) -> None:

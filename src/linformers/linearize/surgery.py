@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from linformers import limits
 from linformers.linearize import modules
 from linformers.linearize.calibrate import Batch, Sample, fit, slots_for
 from linformers.linearize.positions import POSITIONS, check_positions, stretch
@@ -180,6 +181,7 @@ def check(plan: Plan) -> None:
     one_of("positions", plan.positions, POSITIONS)
     if plan.max_len < 1:
         raise ValueError(f"max_len must be at least 1, got {plan.max_len}")
+    limits.at_most("max_len", plan.max_len, limits.SIZE)
     if plan.local_window < 0 or plan.fit_steps < 0:
         raise ValueError(
             f"local_window and fit_steps must not be negative, got {plan.local_window} and {plan.fit_steps}"
@@ -189,6 +191,7 @@ def check(plan: Plan) -> None:
     for k in [plan.k] if isinstance(plan.k, int) else [] if isinstance(plan.k, str) else plan.k:
         if not 1 <= k <= plan.max_len:
             raise ValueError(f"k must be from 1 to max_len = {plan.max_len}, got {k}")
+        limits.check_parameters(plan.max_len * k if plan.method == "learnable" else 0)
     if (plan.k == "spectrum" or plan.fit_steps) and not plan.calibration:
         raise ValueError(
             f"k={plan.k!r} with fit_steps={plan.fit_steps} needs inputs of the model; pass some as calibration=[...]"

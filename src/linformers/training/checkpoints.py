@@ -10,11 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from linformers.checked import fields, inner_path, named, open_regular, read_object, text, whole
+
 MANIFEST = "manifest.json"
 PARTIAL = ".partial-"  # what a directory is called while it is written
 MASK = os.umask(0o022)  # can only be read by setting it
 os.umask(MASK)
-NAME = re.compile(r"checkpoint-(\d+)")
+NAME = re.compile(r"checkpoint-(\d{1,18})")
+FILES = named(fields({"bytes": whole(), "sha256": text()}), inner_path)  # of the manifest
 
 
 @contextmanager
@@ -84,9 +87,8 @@ def manifest(directory: Path) -> dict[str, Any]:
         ValueError: says what is damaged.
     """
     try:
-        found = json.loads((directory / MANIFEST).read_text(encoding="utf-8"))
-        files = found["files"]
-        for name, facts in files.items():
+        found = read_object(directory / MANIFEST, {"step": whole(), "files": FILES}, {"until": whole()})
+        for name, facts in found["files"].items():
             path = directory / name
             if not path.is_file():
                 raise ValueError(f"{name} is missing")
@@ -94,11 +96,11 @@ def manifest(directory: Path) -> dict[str, Any]:
                 raise ValueError(f"{name} has {path.stat().st_size} bytes instead of {facts['bytes']}")
             if digest(path) != facts["sha256"]:
                 raise ValueError(f"{name} has changed since it was written")
-    except (OSError, KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
         raise ValueError(f"{directory} is damaged: {MANIFEST}: {reason(error)}") from None
     except ValueError as error:
         raise ValueError(f"{directory} is damaged: {error}") from None
-    return dict(found)
+    return found
 
 
 def checkpoints(run: Path) -> list[tuple[int, Path]]:
@@ -140,7 +142,7 @@ def tidy(run: Path) -> None:
 
 def digest(path: Path) -> str:
     """The SHA-256 of a file."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

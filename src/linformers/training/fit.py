@@ -1,7 +1,7 @@
 """``train``: begin or go on with a run, to its final weights and results."""
 
 import shutil
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from linformers.training.metrics import EVENTS, FILE, MetricsFile, read
 from linformers.training.progress import Progress
 from linformers.training.runs import BEST, CONFIG, DATA, FINAL, RESULTS, TALLY, Run, load_run, write_config
 from linformers.training.settings import Settings
-from linformers.training.sources import examples_of, prepare_data
+from linformers.training.sources import check_options, examples_of, prepare_data
 from linformers.training.stopping import Interrupted, Interruption, best_row, is_stale
 from linformers.training.stream import Batches, loader
 
@@ -101,6 +101,7 @@ def open_run(settings: Settings, out: Path, resume: bool) -> None:
         raise ValueError(
             f"{out} is not empty and holds no run (it has {strange[0]}); name another directory with --out"
         )
+    check_options(settings)
     write_config(out, settings.located().filled())
 
 
@@ -128,7 +129,7 @@ def is_done(run: Run, at: At) -> bool:
     """Whether the final weights are there, whole, and as far as they should be."""
     try:
         until = manifest(run.directory / FINAL)["until"]
-    except ValueError:  # not there, or damaged: it is written again
+    except (ValueError, KeyError):  # not there, or damaged: it is written again
         return False
     if at is not None and at[0] != until:
         return False
@@ -155,7 +156,7 @@ def fit(run: Run, at: At, shows: Progress) -> None:
         facts["threads"] = torch.get_num_threads()
         write_config(out, settings, **facts)
     metrics = MetricsFile(out, step, writes=processes.is_main())
-    with Interruption() as interruption:
+    with Interruption() as interruption, closing(metrics):
         trainer = new_trainer(run, model, metrics, shows, interruption)
         if at is not None:
             shows.say(f"going on with {out} from step {step} of {settings.max_steps}")
@@ -171,7 +172,6 @@ def fit(run: Run, at: At, shows: Progress) -> None:
             ) from error
         finally:
             shows.stop()
-            metrics.close()
     done = trainer.state.global_step
     if interruption.requested and done < settings.max_steps:
         raise Interrupted(

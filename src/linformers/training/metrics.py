@@ -9,10 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from linformers.checked import fields, number, parse, read_bytes, text, whole
 from linformers.training.checkpoints import PARTIAL, reason
 
 FILE = "metrics.jsonl"
 EVENTS = "tensorboard"
+LARGEST = 1 << 31  # bytes of the file
+NUMBERS = ("epoch", "loss", "perplexity", "accuracy", "tokens_per_second", "learning_rate", "seconds")
+LINE = fields({"step": whole(), "part": text()}, dict.fromkeys(NUMBERS, number()))
 
 
 @dataclass
@@ -135,18 +139,18 @@ class Board:
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run; one that a crash cut off is left out."""
+    """The lines of a run; one that a crash cut off is left out, and so is one that is no line of metrics."""
     path = run / FILE
     if not path.exists():
         return []
     rows = []
-    for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for one in read_bytes(path, LARGEST).decode("utf-8", "replace").splitlines():
         try:
-            row = json.loads(text)
-        except json.JSONDecodeError:
+            row = parse(one, path)
+            LINE(row, "")
+        except ValueError:
             continue
-        if isinstance(row, dict) and isinstance(row.get("step"), int):
-            rows.append(row)
+        rows.append(row)
     return rows
 
 

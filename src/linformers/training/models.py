@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from linformers import limits, pretrained
 from linformers.hf import (
     LinformerConfig,
     LinformerForCausalLM,
@@ -79,11 +80,17 @@ def configuration(settings: Settings, tokenizer: Any, labels: list[str]) -> Linf
 
 
 def build(settings: Settings, tokenizer: Any, labels: list[str]) -> Any:
-    """A new model, whose first weights depend on the seed alone."""
+    """A new model, whose first weights depend on the seed alone.
+
+    Raises:
+        ValueError: if it does not fit into memory.
+    """
     from transformers import set_seed
 
+    config = configuration(settings, tokenizer, labels)
+    limits.check_configuration(config, limits.machine_memory())
     set_seed(settings.seed)
-    return MODELS[settings.task](configuration(settings, tokenizer, labels))
+    return MODELS[settings.task](config)
 
 
 def load(directory: Path, task: str) -> Any:
@@ -91,7 +98,7 @@ def load(directory: Path, task: str) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model = MODELS[task].from_pretrained(directory, local_files_only=True)
+    model = pretrained.load_model(MODELS[task], directory)
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 

@@ -1,14 +1,14 @@
 """``Run``: a directory with settings, metrics, checkpoints, final weights and results, and how to open it."""
 
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linformers.checked import an_object, damaged, each, fields, named, number, read_object, text, whole
 from linformers.training import metrics as lines
 from linformers.training.checkpoints import MANIFEST, last_good, manifest, write_json
-from linformers.training.settings import DEFAULTS, Settings
+from linformers.training.settings import DEFAULTS, Settings, check_types
 
 if TYPE_CHECKING:
     from linformers.data import Prepared
@@ -19,6 +19,40 @@ FINAL = "final"
 BEST = "best"  # with patience: the weights of the least validation loss
 DATA = "data"  # where text that was not prepared is prepared
 TALLY = "tally.json"  # beside weights: what training them took
+
+# The fields of these files.
+OF_CONFIG = {"parameters": whole(), "data_fingerprint": text(), "threads": whole(1), "versions": named(text())}
+SUMS = fields(
+    {}, {"loss": number(), "labels": whole(), "correct": whole(), "tokens": whole(), "seconds": number()}, only=True
+)
+OF_TALLY = {"line": SUMS, "total": SUMS, "seconds": number(0), "peak_memory_mb": number(0)}
+SCORES = {"loss": number(), "perplexity": number(0, finite=False), "accuracy": number(0, 1)}
+OF_RESULTS = {
+    **{"part": text(), "step": whole(), "task": text(), "attention": text()},
+    **{"labels": whole(), "examples_tested": whole(), "parameters": whole(), "tokens_per_second": number(0)},
+    **{"peak_memory_mb": number(0), "seconds": number(0)},
+    **SCORES,
+    "baseline": fields({}, SCORES),
+    "examples": each(named(text())),
+    "per_class": each(
+        fields({"label": text(), "precision": number(), "recall": number(), "f1": number(), "support": whole()})
+    ),
+}
+OF_RESULTS_ALWAYS = {
+    name: OF_RESULTS[name]
+    for name in (
+        "part",
+        "step",
+        "task",
+        "attention",
+        "loss",
+        "perplexity",
+        "accuracy",
+        "parameters",
+        "tokens_per_second",
+    )
+} | {"peak_memory_mb": number(0), "seconds": number(0), "baseline": fields(SCORES)}
+TESTED_AGAIN = "remove it, and test the run again with `linformers evaluate`"
 
 
 @dataclass(frozen=True)
@@ -71,18 +105,17 @@ class Run:
     @property
     def step(self) -> int:
         """The update that its weights are from."""
-        return int(json.loads((self.weights / MANIFEST).read_text(encoding="utf-8"))["step"])
+        return int(read_object(self.weights / MANIFEST, {"step": whole()})["step"])
 
     @cached_property
     def tokenizer(self) -> Any:
         """Its tokeniser."""
         final = self.directory / FINAL
         if (final / "tokenizer.json").is_file():
-            from transformers import AutoTokenizer
-
             import linformers.hf  # noqa: F401 - so that the configuration beside it is known, and not warned of
+            from linformers.data.vocabulary import load_tokenizer
 
-            return AutoTokenizer.from_pretrained(final, local_files_only=True)
+            return load_tokenizer(final)
         return self.prepared.tokenizer
 
     @cached_property
@@ -101,13 +134,13 @@ class Run:
     def results(self) -> dict[str, Any] | None:
         """What ``results.json`` says, or None if there is none yet."""
         path = self.directory / RESULTS
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+        return read_object(path, OF_RESULTS_ALWAYS, OF_RESULTS, advice=TESTED_AGAIN) if path.is_file() else None
 
     def cost(self) -> dict[str, float]:
         """What training took: tokens a second, seconds, and the most megabytes."""
-        found = json.loads((self.weights / TALLY).read_text(encoding="utf-8"))
-        total = found["total"]
-        speed = total["tokens"] / total["seconds"] if total["seconds"] else 0.0
+        found = read_object(self.weights / TALLY, OF_TALLY)
+        total = lines.Tally(**found["total"])
+        speed = total.tokens / total.seconds if total.seconds else 0.0
         return {
             "tokens_per_second": round(speed, 1),
             "peak_memory_mb": found["peak_memory_mb"],
@@ -134,15 +167,13 @@ def load_run(directory: Path | str) -> Run:
         what = "has no config.json" if directory.is_dir() else "is not a directory"
         raise ValueError(f"{directory} {what}; give the directory of a run, which `linformers train --out` makes")
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        found = about["settings"]
-        names = {field.name for field in fields(Settings)}
-        if unknown := sorted(set(found) - names):
-            raise KeyError(f"unknown setting {unknown[0]}")
-        values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}
-        settings = Settings(**{**DEFAULTS, **values})  # a setting may be younger than the run
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not that of a run, or damaged ({error})") from None
+        about = read_object(path, {"settings": an_object}, OF_CONFIG)
+        with damaged(path):
+            check_types(about["settings"])
+            values = {name: tuple(v) if isinstance(v, list) else v for name, v in about["settings"].items()}
+            settings = Settings(**{**DEFAULTS, **values}).filled()  # a setting may be younger than the run
+    except ValueError as error:
+        raise ValueError(f"{error}; give the directory of a run, or restore the file") from None
     return Run(directory, settings, about)
 
 

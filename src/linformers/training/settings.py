@@ -6,10 +6,13 @@ Axes: n positions, k slots.
 import dataclasses
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
+from linformers import limits
 from linformers.causal import block_sizes
+from linformers.checked import maybe, of_type
 
 Task = Literal["mlm", "clm", "seq2seq", "classify"]
 Preset = Literal["tiny", "small", "base"]
@@ -268,6 +271,14 @@ class Settings:
         values.setdefault("save_steps", min(500, max(1, steps // 10)))
         values.setdefault("eval_steps", max(1, steps // 10))
         values.setdefault("log_steps", max(1, steps // 100))
+        size = limits.parameters(
+            vocabulary=values.get("vocab_size") or 1,
+            n=max(n, values["target_n"]),
+            width=values["width"],
+            layers=values["depth"],
+            feedforward=values["feedforward"],
+        )
+        limits.check_parameters(size)  # without the projections: the configuration knows more
         if values["task"] in ("clm", "seq2seq"):
             length = n if values["task"] == "clm" else values["target_n"]
             slots = decoder_slots(values["k"], n, length)
@@ -304,11 +315,25 @@ class Settings:
         return dataclasses.replace(saved, **given)
 
 
+TYPES = get_type_hints(Settings)
+
+
+def check_types(values: Mapping[str, Any]) -> None:
+    """Raise a ValueError for settings that there are not, or of another type."""
+    for name, value in values.items():
+        if name not in TYPES:
+            raise ValueError(f"unknown setting {name}")
+        maybe(of_type(TYPES[name]))(value, name)
+
+
 def check(values: dict[str, Any]) -> None:
-    """Raise a ValueError for numbers that are out of range."""
+    """Raise a ValueError for values of another type, and for numbers that are out of range."""
+    check_types(values)
     for name in POSITIVE:
         if values.get(name) is not None and values[name] < 1:
             raise ValueError(f"{name} must be at least 1, got {values[name]}")
+    for name, most in limits.SETTINGS.items():
+        limits.at_most(name, values.get(name), most)
     for name in NOT_NEGATIVE:
         if values[name] < 0:
             raise ValueError(f"{name} must not be negative, got {values[name]}")

@@ -17,6 +17,13 @@ KINDS = {
     "seq2seq": ("text", "pairs"),
     "classify": ("labelled",),
 }
+MENDED = {  # what makes data of the kind that a task needs
+    "mlm": "prepare it with --kind text",
+    "clm": "prepare it with --kind text",
+    "seq2seq": "prepare it with --kind pairs (--targets, or --target-column of a table)",
+    "classify": "prepare it with --kind labelled (--label-column, if the column is not 'label')",
+}
+OF_TEXT = ("column", "label_column", "target_column", "targets", "tokenizer", "vocab_size")  # what preparing needs
 MARKS = 2  # tokens that an example has beside its text
 LENGTHS = 32  # different lengths that batches may have
 
@@ -66,9 +73,25 @@ def prepare_data(settings: Settings, out: Path, shows: Progress, fingerprint: st
     if prepared.kind not in KINDS[settings.task]:
         raise ValueError(
             f"--task {settings.task} needs data of the kind {' or '.join(KINDS[settings.task])}, and {prepared.directory} "
-            f"holds {prepared.kind}; prepare it as that, or choose another task"
+            f"holds {prepared.kind}; {MENDED[settings.task]}, or choose another --task"
         )
     return prepared
+
+
+def check_options(settings: Settings) -> None:
+    """Raise a ValueError for options about preparing data that is prepared already.
+
+    Raises:
+        ValueError: names the first of them.
+    """
+    if not settings.data or len(settings.data) > 1 or not (Path(settings.data[0]) / "prepared.json").is_file():
+        return
+    for name in OF_TEXT:
+        if getattr(settings, name) is not None:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is for text, and {settings.data[0]} is prepared already; leave it out, or prepare the "
+                "text again with it"
+            )
 
 
 def default_listops(n: int) -> "ListOps":

@@ -3,7 +3,6 @@
 Axes: b batch, n positions, v tokens of the vocabulary.
 """
 
-import json
 import math
 import time
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
+from linformers.checked import an_object, each, maybe, nothing, number, read_object, reading, whole
 from linformers.projections import projection_parameters
 from linformers.training import models
 from linformers.training.checkpoints import checkpoints, rotate, write_json, written_aside
@@ -23,9 +23,20 @@ from linformers.training.memory import peak_megabytes
 from linformers.training.metrics import MetricsFile, Tally
 from linformers.training.processes import world
 from linformers.training.progress import Progress
-from linformers.training.runs import BEST, TALLY
+from linformers.training.runs import BEST, OF_TALLY, TALLY
 from linformers.training.settings import Settings
 from linformers.training.stopping import Interruption, best_row, is_stale
+
+# What of trainer_state.json is used; transformers takes other fields as they are.
+OF_STATE = {
+    **{"global_step": whole(), "max_steps": whole(), "stateful_callbacks": an_object},
+    **dict.fromkeys(("logging_steps", "eval_steps", "save_steps"), whole(1)),
+}
+STATE_ALSO = {
+    **{"epoch": maybe(number(0)), "log_history": each(an_object), "num_train_epochs": whole(), "total_flos": number(0)},
+    **{"num_input_tokens_seen": whole(), "train_batch_size": maybe(whole()), "best_metric": maybe(number())},
+    **{"best_model_checkpoint": nothing, "trial_params": nothing},  # never written, and one is a path
+}
 
 
 class RunTrainer(Trainer):
@@ -260,6 +271,23 @@ class RunTrainer(Trainer):
             raise OSError(f"{error}; {kept}") from error
         rotate(self.out, self.settings.keep)
 
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Read the optimiser and the schedule, without running anything that a pickle names.
+
+        Raises:
+            ValueError: if they are damaged, or of other weights.
+        """
+        with reading(f"the optimiser of {checkpoint}"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+        optimizer: Any = self.optimizer
+        for parameter, state in optimizer.state.items():
+            for name, value in state.items():
+                if name != "step" and torch.is_tensor(value) and value.shape != parameter.shape:
+                    raise ValueError(
+                        f"the optimiser of {checkpoint} has {name} of shape {tuple(value.shape)} for weights of shape "
+                        f"{tuple(parameter.shape)}"
+                    )
+
     def _load_rng_state(self, checkpoint: str | None) -> None:
         pass  # the noise depends on the step alone
 
@@ -274,11 +302,13 @@ class RunTrainer(Trainer):
 
     def restore(self, checkpoint: Path) -> None:
         """Take over the weights and the sums of a checkpoint; ``train`` reads the optimiser and the schedule."""
-        self._load_from_checkpoint(str(checkpoint))
-        self.state.global_step = json.loads((checkpoint / "trainer_state.json").read_text(encoding="utf-8"))[
-            "global_step"
-        ]
-        found = json.loads((checkpoint / TALLY).read_text(encoding="utf-8"))
+        with reading(f"the weights of {checkpoint}"):
+            self._load_from_checkpoint(str(checkpoint))
+        step = read_object(checkpoint / "trainer_state.json", OF_STATE, STATE_ALSO)["global_step"]
+        if checkpoint.name != f"checkpoint-{step}":
+            raise ValueError(f"{checkpoint} is damaged: its trainer_state.json is from step {step}")
+        self.state.global_step = step
+        found = read_object(checkpoint / TALLY, OF_TALLY)
         self.seconds_before, self.peak_before = found["seconds"], found["peak_memory_mb"]
         if self.is_world_process_zero():
             self.tally, self.total = Tally(**found["line"]), Tally(**found["total"])

@@ -63,7 +63,10 @@ def generate_one(run: Run, prompt: str, max_new_tokens: int | None, options: dic
     if run.task == "seq2seq":
         return say(run, fitting(run, prompt), max_new_tokens or run.settings.target_n, options, show)
     # In training a document follows the end of another one.
-    ids = [run.tokenizer.eos_token_id, *run.tokenizer.encode(prompt, add_special_tokens=False, verbose=False)]
+    end = next((i for i in (run.tokenizer.eos_token_id, run.tokenizer.sep_token_id) if i is not None), None)
+    if end is None:
+        raise ValueError(f"the tokeniser of {run.directory} has no end token (eos or sep), with which a text begins")
+    ids = [end, *run.tokenizer.encode(prompt, add_special_tokens=False, verbose=False)]
     if len(ids) >= run.settings.n:
         raise ValueError(
             f"the prompt has {len(ids) - 1} tokens, and with what is to be said the model takes {run.settings.n - 1}; "
@@ -171,7 +174,10 @@ def classify(run: Run, texts: Sequence[str]) -> list[dict[str, Any]]:
         ValueError: for a run of another task.
     """
     need(run, "classify", "classify")
-    labels = [run.model.config.id2label[i] for i in range(run.model.config.num_labels)]
+    names, count = run.model.config.id2label, run.model.config.num_labels
+    if any(i not in names for i in range(count)):
+        raise ValueError(f"the configuration in {run.weights} has no names for its {count} classes (id2label)")
+    labels = [str(names[i]) for i in range(count)]
     found = []
     for text in texts:
         ids, cut = shortened(run, text)

@@ -1,0 +1,125 @@
+"""The largest sizes that are taken, and the memory of a model from its sizes; asked before anything is allocated.
+
+Axes: n positions, k slots.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
+
+LAYERS = 10_000
+VOCABULARY = 1 << 24  # tokens; a trainer of tokenisers reserves memory for all of them
+PARAMETERS = 1 << 40
+SIZE = 2**31 - 1  # any other size
+SEED = 2**32 - 1  # the largest that numpy takes
+
+SETTINGS: dict[str, int] = {
+    **dict.fromkeys(("n", "target_n", "k", "block_size", "local_kernel", "local_window", "width", "heads"), SIZE),
+    **dict.fromkeys(("feedforward", "batch_size", "accumulation", "max_steps", "save_steps", "eval_steps"), SIZE),
+    **dict.fromkeys(("log_steps", "eval_batches", "patience", "keep"), SIZE),
+    **{"depth": LAYERS, "vocab_size": VOCABULARY, "seed": SEED, "threads": 1 << 12, "workers": 1 << 10},
+}
+
+
+def at_most(name: str, value: Any, most: int) -> None:
+    """Raise a ValueError for a size, or one of several, above the limit."""
+    for one in value if isinstance(value, Sequence) else (value,):
+        if one is not None and one > most:
+            shown = f"{one:,}" if one < 2**63 else "a number of more than 63 bits"
+            raise ValueError(f"{name} must be at most {most:,}, got {shown}")
+
+
+def parameters(
+    *,
+    vocabulary: int,
+    n: int,
+    width: int,
+    layers: int,
+    feedforward: int,
+    heads: int = 1,
+    k: int = 0,
+    sharing: str = "layerwise",
+    block: int | None = None,
+    tied: bool = True,
+    gated: bool = False,
+) -> int:
+    """About how many numbers a model of these sizes has.
+
+    Args:
+        vocabulary: tokens.
+        k: slots with a learned projection; 0 without one.
+        block: positions of a block of causal attention, whose projection is of one block.
+        tied: whether the output has the embedding's matrix.
+    """
+    embeddings = (vocabulary * (1 if tied else 2) + n) * width
+    layer = 4 * width * width + (3 if gated else 2) * width * feedforward
+    matrix = n * k if block is None else block * -(-k * block // n)
+    count = {"none": 2 * layers * heads, "headwise": 2 * layers, "kv": layers}.get(sharing, 1)
+    return embeddings + layers * layer + count * matrix
+
+
+def check_parameters(count: int, memory: int | None = None) -> None:
+    """Raise a ValueError for more numbers than are taken, or than fit into memory as float32.
+
+    Args:
+        memory: in bytes; None leaves it out.
+    """
+    if count > PARAMETERS:
+        raise ValueError(
+            f"a model of these sizes has about {count:.1e} parameters, and at most {PARAMETERS:.1e} are taken; choose smaller sizes"
+        )
+    if memory is not None and 4 * count > memory:
+        raise ValueError(
+            f"a model of these sizes has about {count:.1e} parameters, which take {4 * count / 2**30:,.1f} GB, and this machine "
+            f"has {memory / 2**30:,.1f} GB of memory; choose smaller sizes"
+        )
+
+
+def check_configuration(config: Any, memory: int | None = None) -> None:
+    """Raise a ValueError for a configuration of transformers, of any model, with sizes that cannot be built.
+
+    Args:
+        memory: in bytes; None leaves it out.
+    """
+    sizes: dict[str, int] = {}
+    for name, (own_name, most) in NAMES.items():
+        value = getattr(config, own_name, None)
+        sizes[name] = value if is_size(value) else 0
+        at_most(own_name, sizes[name], most)
+    own = getattr(config, "about_parameters", None)
+    if own is not None:
+        count = int(own())
+    else:
+        vocabulary, n, width, layers, feedforward = sizes.values()
+        count = parameters(vocabulary=vocabulary, n=n, width=width, layers=layers, feedforward=feedforward)
+    settings = getattr(config, "linformers", None)
+    if isinstance(settings, Mapping):  # linearised
+        n, slots = settings["max_len"], settings["slots"]
+        at_most("max_len", n, SIZE)
+        at_most("slots", slots, SIZE)
+        if settings["method"] == "learnable":
+            heads = getattr(config, "num_attention_heads", 1) if settings["sharing"] == "none" else 1
+            count += 2 * heads * n * sum(slots)
+    check_parameters(count, memory)
+
+
+NAMES: dict[str, tuple[str, int]] = {
+    "vocabulary": ("vocab_size", VOCABULARY),
+    "n": ("max_position_embeddings", SIZE),
+    "width": ("hidden_size", SIZE),
+    "layers": ("num_hidden_layers", LAYERS),
+    "feedforward": ("intermediate_size", SIZE),
+}
+
+
+def is_size(value: Any) -> TypeGuard[int]:
+    """Whether this is a whole number."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def machine_memory() -> int | None:
+    """The memory of this machine in bytes, or None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return None

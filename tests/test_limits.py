@@ -1,0 +1,124 @@
+"""Absurd sizes are refused before anything is allocated, in words."""
+
+import json
+
+import pytest
+import torch
+
+from linformers import limits
+from linformers.cli import launch
+from linformers.hf import LinformerConfig, LinformerForCausalLM, LinformerForMaskedLM, LinformerForSeq2SeqLM
+from linformers.training import Settings
+
+HUGE = 10**12
+SMALL = {
+    "vocab_size": 31,
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 16,
+    "max_position_embeddings": 12,
+    "proj_k": 6,
+}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"vocab_size": HUGE}, "vocab_size must be at most 16,777,216, got 1,000,000,000,000"),
+        ({"hidden_size": HUGE}, "hidden_size must be at most 2,147,483,647, got 1,000,000,000,000"),
+        ({"max_position_embeddings": HUGE}, "max_position_embeddings must be at most"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most 10,000, got 1,000,000,000"),
+        ({"intermediate_size": HUGE}, "intermediate_size must be at most"),
+        ({"proj_k": HUGE}, "proj_k must be at most"),
+        ({"hidden_size": 2**30}, r"about 9\.\d+e\+18 parameters, and at most 1\.1e\+12 are taken"),
+        ({"max_position_embeddings": 2**30, "proj_k": 2**20}, "parameters, and at most"),
+        ({"hidden_size": 10**40}, "got a number of more than 63 bits|must be a whole number"),
+        ({"is_encoder_decoder": True, "decoder_layers": 10**9}, "decoder_layers must be at most 10,000"),
+        ({"is_encoder_decoder": True, "max_target_positions": HUGE}, "max_target_positions must be at most"),
+    ],
+)
+def test_configurations(changes, message):
+    with pytest.raises(ValueError, match=message):
+        LinformerConfig(**{**SMALL, **changes})
+
+
+@pytest.mark.parametrize("sharing", ["none", "headwise", "kv", "layerwise"])
+@pytest.mark.parametrize("kind", [LinformerForMaskedLM, LinformerForCausalLM, LinformerForSeq2SeqLM])
+def test_the_estimate_is_near(kind, sharing):
+    """It is compared with limits that are far away, so a factor is enough."""
+    config = LinformerConfig(**{**SMALL, "hidden_size": 46, "intermediate_size": 97, "sharing": sharing})
+    with torch.device("meta"):
+        model = kind(config)
+    count = sum(p.numel() for p in model.parameters())
+    assert count / 2 < model.config.about_parameters() < 2 * count
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"width": HUGE}, "width must be at most 2,147,483,647, got 1,000,000,000,000"),
+        ({"depth": 10**9}, "depth must be at most 10,000, got 1,000,000,000"),
+        ({"n": HUGE}, "n must be at most"),
+        ({"k": HUGE}, "k must be at most"),
+        ({"vocab_size": HUGE}, "vocab_size must be at most 16,777,216"),
+        ({"seed": 2**32}, "seed must be at most 4,294,967,295, got 4,294,967,296"),
+        ({"threads": HUGE}, "threads must be at most 4,096"),
+        ({"workers": HUGE}, "workers must be at most 1,024"),
+        ({"width": 2**30, "heads": 2}, "parameters, and at most"),
+        ({"width": "x"}, 'width is "x", and must be a whole number'),
+        ({"warmup": "x"}, 'warmup is "x", and must be a number'),
+        ({"gated": 3}, "gated is 3, and must be true or false"),
+        ({"norm": "in"}, "norm is \"in\", and must be one of 'pre', 'post'"),
+    ],
+)
+def test_settings(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Settings(**changes).filled()
+
+
+def test_a_model_that_does_not_fit_into_memory(monkeypatch, tmp_path):
+    from linformers.pretrained import load_model
+
+    LinformerForMaskedLM(LinformerConfig(**SMALL)).save_pretrained(tmp_path)
+    load_model(LinformerForMaskedLM, tmp_path)
+    monkeypatch.setattr(limits, "machine_memory", lambda: 999)
+    with pytest.raises(ValueError, match=r"parameters, which take .* GB, and this machine has 0\.0 GB of memory"):
+        load_model(LinformerForMaskedLM, tmp_path)
+
+
+@pytest.mark.parametrize("size", ["hidden_size", "num_hidden_layers", "max_position_embeddings"])
+def test_saved_models_of_other_types(tmp_path, capsys, size):
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=31, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    transformers.BertModel(config).save_pretrained(tmp_path / "bert")
+    path = tmp_path / "bert" / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), size: HUGE}))
+    command = ("linearize", str(path.parent), "--k", "3", "--max-len", "12", "--out", str(tmp_path / "out"))
+    assert launch(*command) == 1
+    assert f"{size} must be at most" in capsys.readouterr().err
+
+
+def test_commands(tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("one two three\n\n" * 50)
+    for words, message in (
+        (("prepare", str(tmp_path / "a.txt"), "--vocab-size", str(HUGE)), "vocab_size must be at most 16,777,216"),
+        (("train", "--width", str(HUGE)), "width must be at most"),
+        (("train", "--depth", str(10**9)), "depth must be at most"),
+        (("compare", "--n", str(HUGE), "--dry-run"), "n must be at most"),
+    ):
+        assert launch(*words, "--out", str(tmp_path / "out")) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_lengths_of_a_linearised_model():
+    from linformers.linearize import linearize
+
+    layer = torch.nn.TransformerEncoderLayer(6, 2, 7, batch_first=True)
+    with pytest.raises(ValueError, match="max_len must be at most 2,147,483,647, got 1,000,000,000,000"):
+        linearize(layer, k=5, max_len=HUGE)
+    with pytest.raises(ValueError, match="parameters, and at most"):
+        linearize(layer, k=2**30, max_len=2**30, method="learnable")
