@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
+from linformers.extras import needed
 from linformers.layer import Layer, Trace
 from linformers.layers import Attention
 from linformers.projections import KEY, Projection
@@ -84,7 +85,8 @@ class Visualizer:
         Returns:
             One matplotlib figure for each stack, by name.
         """
-        from matplotlib.figure import Figure
+        with needed("Visualizer", "cli"):
+            from matplotlib.figure import Figure
 
         figures = {}
         for name, layers in self.weights(*inputs, **options).items():
@@ -120,7 +122,8 @@ class Visualizer:
 
     def show(self, *inputs: Any, **options: Any) -> None:
         """:meth:`figures`, in windows."""
-        import matplotlib.pyplot as plt
+        with needed("Visualizer", "cli"):
+            import matplotlib.pyplot as plt
 
         for figure in self.figures(*inputs, **options).values():
             manager = plt.figure().canvas.manager

@@ -9,8 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
+
+from linformers.extras import needed
+
+with needed("linformers.linearize.saved", "hf"):
+    import transformers
 
 from linformers.linearize.encoders import ARCHITECTURES
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from linformers.extras import require
 from linformers.training import models, processes
 from linformers.training.checkpoints import checkpoints, last_good, manifest, reason, tidy, write_json, written_aside
 from linformers.training.lock import alone
@@ -42,6 +43,7 @@ def train(settings: Settings, out: Path | str, *, resume: bool = True, progress:
         OSError: if something could not be written; checkpoints that are there are kept.
         Interrupted: if the user stopped it; everything is saved.
     """
+    require("linformers.training", "train", "accelerate")  # the Trainer looks for it when the data is prepared
     out = Path(out)
     processes.join()
     if not processes.is_main():
