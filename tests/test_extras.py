@@ -87,7 +87,7 @@ def test_every_entry_names_its_extra(tmp_path):
         command("fill-mask", "run", "a"): ("train", "transformers"),
         command("classify", "run", "a"): ("train", "transformers"),
         command("spectrum", "model"): ("hf", "transformers"),
-        command("spectrum", "run"): ("train", "transformers"),
+        command("spectrum", "run"): ("hf", "transformers"),
         command("heads", "model"): ("hf", "transformers"),
         command("linearize", "model", "--k", "3", "--max-len", "5", "--out", "new"): ("hf", "transformers"),
         command("export", "model"): ("hf", "transformers"),
@@ -122,11 +122,13 @@ def test_a_keras_without_its_backend(tmp_path, monkeypatch):
     assert "the backend of Keras is jax, which is not installed: install it, or set KERAS_BACKEND=torch" in told
 
 
-def test_other_modules_and_explained_errors_are_left_alone():
+def test_what_is_explained_and_what_is_left_alone():
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'no_such_module'$"), extras.needed("it", "hf"):
         import no_such_module  # noqa: F401
-    with pytest.raises(extras.MissingPackageError, match=r"^it needs keras"), extras.needed("command"):
-        raise extras.explained("it", "keras", "keras")
+    with pytest.raises(extras.MissingPackageError, match=r"^command needs keras: .*\[all\]"), extras.needed("command"):
+        raise extras.explained("it", "all", "keras")
+    with pytest.raises(extras.MissingPackageError, match=r"^text$"), extras.needed("command"):
+        raise extras.MissingPackageError("text", name="jax")
     outer, inner = extras.needed("all of it", "train"), extras.needed("a part", "hf")
     with pytest.raises(extras.MissingPackageError, match=r"^all of it needs transformers: .*\[train\]"), outer, inner:
         raise ModuleNotFoundError(name="transformers.models")

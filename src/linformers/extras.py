@@ -23,7 +23,17 @@ EXTRAS = {
 
 
 class MissingPackageError(ModuleNotFoundError):
-    """A package of an extra is not installed; the text says how to install it."""
+    """A package is not installed; the text says how to install it.
+
+    Args:
+        text: what to say.
+        name: the missing module.
+        extra: what brings it, if that is an extra of this package.
+    """
+
+    def __init__(self, text: str, *, name: str, extra: str | None = None) -> None:
+        super().__init__(text, name=name)
+        self.extra = extra
 
 
 @contextmanager
@@ -32,7 +42,7 @@ def needed(what: str, extra: str | None = None) -> Iterator[None]:
 
     Args:
         what: what needs it; the outermost of several blocks is named.
-        extra: the extra to install for that; None takes the one of the missing module, unless a block inside has explained it.
+        extra: the extra to install for that; None takes that of a block inside, or of the missing module.
 
     Raises:
         MissingPackageError: in place of a ModuleNotFoundError for a module of any extra.
@@ -40,8 +50,8 @@ def needed(what: str, extra: str | None = None) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        found = extra_of(error.name)
-        if found is None or (extra is None and isinstance(error, MissingPackageError)):
+        found = error.extra if isinstance(error, MissingPackageError) else extra_of(error.name)
+        if found is None:
             raise
         raise explained(what, extra or found, str(error.name).partition(".")[0]) from error
 
@@ -54,7 +64,8 @@ def require(what: str, extra: str, *modules: str) -> None:
 
 def explained(what: str, extra: str, *modules: str) -> MissingPackageError:
     """The error that says what is missing, and how to install it."""
-    return MissingPackageError(f"{what} needs {' and '.join(modules)}: {install(extra)}", name=modules[0])
+    text = f"{what} needs {' and '.join(modules)}: {install(extra)}"
+    return MissingPackageError(text, name=modules[0], extra=extra)
 
 
 def extra_of(module: str | None) -> str | None:

@@ -191,6 +191,8 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
             if "n" in changes:
                 changes.setdefault("batch_size", max(1, base.batch_size * base.n // changes["n"]))
                 changes.setdefault("target_n", changes["n"] if base.target_n == base.n else base.target_n)
+            if changes.get("attention") in ("full", "none"):
+                changes.setdefault("local_window", 0)  # they have no use for one
             if {"n", "k", "attention"} & set(changes):
                 changes.setdefault("block_size", None)  # it depends on them
             settings = dataclasses.replace(base, **changes, seed=seed)

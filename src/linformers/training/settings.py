@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from linformers.causal import block_sizes
+from linformers.extras import needed
+from linformers.training.options import option, spoken
 
 Task = Literal["mlm", "clm", "seq2seq", "classify"]
 Preset = Literal["tiny", "small", "base"]
@@ -249,10 +251,10 @@ class Settings:
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def filled(self) -> "Settings":
-        """The same with a value everywhere (but for the data and ``threads``), checked.
+        """The same with a value everywhere (but for the data and ``threads``), checked, also by the model that they describe.
 
         Raises:
-            ValueError: for values without a meaning.
+            ValueError: for values without a meaning, in the words of the command.
         """
         given = self.given()
         preset = one_of("preset", given.get("preset", DEFAULTS["preset"]), tuple(PRESETS))
@@ -268,13 +270,17 @@ class Settings:
         values.setdefault("save_steps", min(500, max(1, steps // 10)))
         values.setdefault("eval_steps", max(1, steps // 10))
         values.setdefault("log_steps", max(1, steps // 100))
-        if values["task"] in ("clm", "seq2seq"):
+        if values["task"] in ("clm", "seq2seq") and values["attention"] == "linformer":
             length = n if values["task"] == "clm" else values["target_n"]
             slots = decoder_slots(values["k"], n, length)
-            if values["attention"] == "linformer":
-                values.setdefault("block_size", default_block(length, slots))
+            values.setdefault("block_size", default_block(length, slots))
+            with spoken():
                 block_sizes(length, slots, values["block_size"])
-        return Settings(**values)
+        found = Settings(**values)
+        with needed("linformers.training", "train"):
+            from linformers.training.models import check_model  # with transformers
+        check_model(found)
+        return found
 
     def located(self) -> "Settings":
         """The same with whole paths where files are named, so that the run can go on from another directory."""
@@ -296,34 +302,47 @@ class Settings:
         given, old = self.located().given(), dataclasses.asdict(saved)
         for name, value in given.items():
             if name not in FREE and value != old[name]:
-                option = "--" + name.replace("_", "-")
                 raise ValueError(
-                    f"{option} is {shown(value)}, but the saved run has {shown(old[name])}; leave {option} out to go on "
-                    "with the run, name another --out, or give --no-resume to begin it again"
+                    f"{option(name)} is {shown(value)}, but the saved run has {shown(old[name])}; leave {option(name)} out to "
+                    "go on with the run, name another --out, or give --no-resume to begin it again"
                 )
         return dataclasses.replace(saved, **given)
 
 
 def check(values: dict[str, Any]) -> None:
-    """Raise a ValueError for numbers that are out of range."""
+    """Raise a ValueError for numbers that are out of range, or do not go together."""
     for name in POSITIVE:
         if values.get(name) is not None and values[name] < 1:
-            raise ValueError(f"{name} must be at least 1, got {values[name]}")
+            raise ValueError(f"{option(name)} must be at least 1, got {values[name]}")
     for name in NOT_NEGATIVE:
         if values[name] < 0:
-            raise ValueError(f"{name} must not be negative, got {values[name]}")
-    for name in ("dropout", "warmup", "mask_share", "noise_share"):
+            raise ValueError(f"{option(name)} must not be negative, got {values[name]}")
+    for name in ("dropout", "warmup"):
         if not 0 <= values[name] <= 1:
-            raise ValueError(f"{name} must be from 0 to 1, got {values[name]}")
+            raise ValueError(f"{option(name)} must be from 0 to 1, got {values[name]}")
+    for name in ("mask_share", "noise_share"):
+        if not 0 < values[name] < 1:
+            raise ValueError(f"{option(name)} must be between 0 and 1, got {values[name]}")
     for name in ("learning_rate", "projection_rate"):
         if not values[name] > 0:
-            raise ValueError(f"{name} must be more than 0, got {values[name]}")
+            raise ValueError(f"{option(name)} must be more than 0, got {values[name]}")
+    width, heads = values["width"], values["heads"]
+    if width % heads:
+        near = sorted({max(1, width // heads) * heads, (width // heads + 1) * heads})
+        raise ValueError(
+            f"--width {width} is not a multiple of --heads {heads}; give --width {' or '.join(map(str, near))}, or other --heads"
+        )
+    if values["positions"] == "rotary" and width // heads % 2:
+        raise ValueError(
+            f"--positions rotary needs an even number of channels a head, and --width {width} with --heads {heads} gives "
+            f"{width // heads}; give --width {2 * heads * -(-width // (2 * heads))}, or other --heads"
+        )
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """The value, if it is one of these."""
     if value not in allowed:
-        raise ValueError(f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
+        raise ValueError(f"{option(name)} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
     return str(value)
 
 
