@@ -98,15 +98,24 @@ def check_model(settings: Settings) -> None:
     """
     # None of these changes what is possible, and a comparison asks for each of its seeds.
     alike: dict[str, Any] = {"seed": 0, "data": None, "targets": None, "max_steps": 1, "learning_rate": 1.0}
-    outline(dataclasses.replace(settings, **alike))
+    checked(dataclasses.replace(settings, **alike))
 
 
 @functools.lru_cache(maxsize=64)
-def outline(settings: Settings) -> None:
+def checked(settings: Settings) -> None:
     """:func:`check_model`, once for settings that are the same."""
+    outline(settings, Tokens(), ["a", "b"])
+
+
+def outline(settings: Settings, tokenizer: Any, labels: list[str]) -> Any:
+    """The model that :func:`build` gives, without weights.
+
+    Raises:
+        ValueError: if there is no such model, in the words of the command.
+    """
     with spoken(), warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")  # the model itself will tell
-        MODELS[settings.task](configuration(settings, Tokens(), ["a", "b"]))
+        return MODELS[settings.task](configuration(settings, tokenizer, labels))
 
 
 class Tokens:
