@@ -1,5 +1,6 @@
 """The commands around a run, their exit codes, and ``--config``."""
 
+import dataclasses
 import io
 import json
 
@@ -7,6 +8,7 @@ import pytest
 from training_cases import SMALL
 
 from linformers.cli import launch
+from linformers.training.settings import Settings
 from linformers.training.stopping import Interrupted
 
 OPTIONS = [
@@ -187,6 +189,26 @@ def test_options_of_a_nested_command(tmp_path, capsys):
     path.write_text("[bench.time]\nnum-heads = 0\n")
     assert launch("bench", "time", config=path) == 1
     assert "num-heads must be at least 1, got 0" in said(capsys)[1]
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_every_option_says_its_default(command, capsys, monkeypatch):
+    from linformers.cli import app
+    from linformers.training.settings import DEFAULTS, PRESETS
+
+    monkeypatch.setenv("COLUMNS", "1000")
+    app([command, "--help"], result_action="return_value")
+    rows = [line.strip("│* ") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    shown = {row.split()[0]: row for row in rows}
+    for field in dataclasses.fields(Settings):
+        name, row = field.name, shown["--" + field.name.replace("_", "-")]
+        assert "efault" in row, row
+        if name in DEFAULTS:
+            value = {True: "yes", False: "no"}[DEFAULTS[name]] if isinstance(DEFAULTS[name], bool) else DEFAULTS[name]
+            assert f"Default: {value}." in row
+        elif name in PRESETS["tiny"]:
+            assert f"tiny {PRESETS['tiny'][name]:,}" in row
+            assert f"base {PRESETS['base'][name]:,}" in row
 
 
 def test_every_command_has_help(capsys):

@@ -64,6 +64,7 @@ DEFAULTS: dict[str, Any] = {
     "workers": 0,
     "seed": 0,
 }
+VOCABULARY = {"tiny": 4096, "small": 8192, "base": 16384}  # tokens of a new tokeniser, by preset
 QUICK: dict[str, Any] = {"preset": "tiny", "n": 64, "width": 64, "max_steps": 20, "eval_batches": 5}
 POSITIVE = (
     *("n", "target_n", "k", "block_size", "width", "depth", "heads", "feedforward", "vocab_size", "batch_size"),
@@ -85,20 +86,21 @@ class Settings:
     preset
         Sizes for a first look (tiny), for minutes (small) or for hours (base); every one can be changed.
     data
-        Text files, folders, globs, or a directory that `linformers prepare` wrote; without it, Python's documentation,
+        Text files, folders, globs, or a directory that `linformers prepare` wrote; by default Python's documentation,
         or ListOps for classify.
     column
-        The column with the text, in JSONL and CSV files.
+        The column with the text, in JSONL and CSV files; by default "text".
     label_column
-        The column with the class.
+        The column with the class; by default "label", for classify.
     target_column
-        The column with the target, for seq2seq.
+        The column with the target, for seq2seq; by default there is none, and it learns to undo noise.
     targets
-        The files with the targets, line by line beside those of --data, for seq2seq.
+        The files with the targets, line by line beside those of --data, for seq2seq; by default there are none.
     tokenizer
-        bpe, wordpiece, words, bytes, or the directory of a tokeniser; for data that is not prepared yet.
+        bpe, wordpiece, words, bytes, or the directory of a tokeniser; for data that is not prepared yet. By default bpe, or words for
+        ListOps.
     vocab_size
-        Tokens of a new tokeniser.
+        Tokens of a new tokeniser. By default 20,000 for words, and for bpe and wordpiece by preset: {vocabulary}.
     attention
         linformer (k slots), full, local (only the neighbours in --local-window), or none.
     cross_attention
@@ -307,6 +309,36 @@ class Settings:
                     "go on with the run, name another --out, or give --no-resume to begin it again"
                 )
         return dataclasses.replace(saved, **given)
+
+
+def with_defaults(text: str) -> str:
+    """The documentation of the settings, each with its default, where it does not say that in words."""
+    lines: list[str] = []
+    name = ""
+    names = {field.name for field in dataclasses.fields(Settings)}
+    for line in [*text.splitlines(), ""]:
+        if (line.strip() in names or not line.strip()) and name:  # the one before ends here
+            lines[-1] += default_of(name)
+        name = line.strip() if line.strip() in names else name if line.strip() else ""
+        lines.append(line.replace("{vocabulary}", by_preset(VOCABULARY)))
+    return "\n".join(lines)
+
+
+def default_of(name: str) -> str:
+    """A sentence about the default of a setting; nothing if it depends on the others."""
+    if name in DEFAULTS:
+        value = DEFAULTS[name]
+        return f" Default: {('yes' if value else 'no') if isinstance(value, bool) else value}."
+    values = {preset: sizes[name] for preset, sizes in PRESETS.items() if name in sizes}
+    return f" Default by preset: {by_preset(values)}." if values else ""
+
+
+def by_preset(values: dict[str, Any]) -> str:
+    """A value for each preset."""
+    return ", ".join(f"{preset} {value:,}" for preset, value in values.items())
+
+
+Settings.__doc__ = with_defaults(Settings.__doc__ or "")
 
 
 def check(values: dict[str, Any]) -> None:

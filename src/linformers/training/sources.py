@@ -10,12 +10,11 @@ from linformers.training.checkpoints import PARTIAL, sync
 from linformers.training.options import spoken
 from linformers.training.progress import Progress
 from linformers.training.runs import DATA, data_directory
-from linformers.training.settings import Settings
+from linformers.training.settings import VOCABULARY, Settings
 
 if TYPE_CHECKING:
     from linformers.data import Kind, ListOps, Prepared
 
-VOCABULARY = {"tiny": 4096, "small": 8192, "base": 16384}  # tokens of a new tokeniser, by preset
 KINDS = {
     "mlm": ("text", "labelled"),
     "clm": ("text", "labelled"),
