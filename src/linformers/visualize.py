@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
+from linformers.extras import needed
 from linformers.layer import Layer, Trace
 from linformers.layers import Attention
 from linformers.projections import KEY, Projection
@@ -83,7 +84,8 @@ class Visualizer:
         Returns:
             One matplotlib figure for each stack, by name.
         """
-        import matplotlib
+        with needed("Visualizer", "cli"):
+            import matplotlib
 
         found, starts = self._look(inputs, options)
         with matplotlib.rc_context({"text.parse_math": False}):  # a name or a token is no formula
@@ -109,7 +111,8 @@ class Visualizer:
 
     def show(self, *inputs: Any, **options: Any) -> None:
         """:meth:`figures`, in windows."""
-        import matplotlib.pyplot as plt
+        with needed("Visualizer", "cli"):
+            import matplotlib.pyplot as plt
 
         for figure in self.figures(*inputs, **options).values():
             manager = plt.figure().canvas.manager

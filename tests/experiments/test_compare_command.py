@@ -63,6 +63,27 @@ def test_wrong_usage(tmp_path, capsys):
     assert "k must be at least 1, got 0" in " ".join(capsys.readouterr().err.split())
 
 
+def test_a_refused_comparison_is_no_obstacle(tmp_path, text, monkeypatch, capsys):
+    monkeypatch.setattr(cells, "PROGRAM", (sys.executable, "-c", STAND_IN))
+    out = tmp_path / "out"
+    given = ["compare", *SIZES, "--out", str(out), "--seeds", "1", "--contenders", "full", "k=2"]
+    (tmp_path / "empty.txt").touch()
+    for wrong, message in (
+        (["--data", str(tmp_path / "none.txt")], "there is no file, folder or pattern"),
+        (["--data", str(tmp_path / "empty.txt")], "no text in it"),
+        (["--data", text, "--width", "130"], "error: --width 130 is not a multiple of --heads 4"),
+        (["heads=3", "--data", text], "contender heads = 3: --width 128 is not a multiple of --heads 3"),
+        (["n=2", "--data", text], "--n 2 leaves no room for a text"),
+    ):
+        assert launch(*given, *wrong) == 1
+        assert message in " ".join(capsys.readouterr().err.split())
+        assert not out.exists()
+    (out / ".partial-data").mkdir(parents=True)  # as a killed process leaves it
+    assert launch(*given, "--data", text) == 0
+    assert sorted(path.name for path in (out / "cells").iterdir() if path.is_dir()) == ["full.seed-0", "k-2.seed-0"]
+    assert not list(out.glob(".*"))
+
+
 @pytest.mark.slow
 def test_a_real_comparison_and_its_report(tmp_path, text, capsys):
     out = tmp_path / "out"

@@ -115,7 +115,7 @@ def test_errors_say_what_to_do(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"")
     with pytest.raises(ValueError, match=r"holds GPT2Model of type 'gpt2'; export takes"):
         load(tmp_path)
-    with pytest.raises(ImportError, match=r"needs no_such_package: pip install 'linformers\[export\]'"):
+    with pytest.raises(ImportError, match=r"needs no_such_package: pip install .*\[export\]"):
         need("torch", "no_such_package")
     with pytest.raises(ValueError, match="format must be"):
         export(make(LinformerModel), tmp_path / "x", format="onyx")

@@ -102,7 +102,7 @@ def test_the_tokeniser_knows_a_shorter_length_too(saved, tmp_path, capsys):
 def test_errors(saved, tmp_path, capsys):
     out = str(tmp_path / "new")
     for arguments, message in (
-        ([str(saved), "--k", "99", "--max-len", "13", "--out", out], "k must be from 1 to max_len = 13, got 99"),
+        ([str(saved), "--k", "99", "--max-len", "13", "--out", out], "--k must be from 1 to --max-len 13, got 99"),
         ([str(saved), "--k", "many", "--max-len", "13", "--out", out], "--k must be a number"),
         ([str(saved), "--k", "5", "--max-len", "13", "--out", str(saved)], "is not empty"),
         ([str(tmp_path), "--k", "5", "--max-len", "13", "--out", out], "has no config.json"),
@@ -116,8 +116,70 @@ def test_errors(saved, tmp_path, capsys):
     short = ["--k", "spectrum", "--max-len", "13", "--out", out, "--calibration", str(tmp_path / "short.txt")]
     (tmp_path / "short.txt").write_text("w1 w2", encoding="utf-8")
     assert launch("linearize", str(saved), *short) == 1
-    assert "at least one piece of max_len = 13 tokens" in " ".join(capsys.readouterr().err.split())
+    assert "at least one piece of --max-len 13 tokens" in " ".join(capsys.readouterr().err.split())
     assert launch("linearize", str(saved), "--out", out) == 2
+    capsys.readouterr()
+
+
+def test_options_are_checked_before_the_model_is_loaded(saved, tmp_path, monkeypatch, capsys):
+    from linformers.linearize import saved as directories
+
+    monkeypatch.setattr(directories, "load", None)
+    given = ["linearize", str(saved), "--max-len", "13", "--out", str(tmp_path / "new")]
+    for arguments, message in (
+        (["--k", "4,99"], "--k must be from 1 to --max-len 13, got 99"),
+        (["--k", "5", "--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+        (["--k", "5", "--local-window", "-1"], "--local-window must not be negative, got -1"),
+        (["--k", "5", "--share", "2"], "--share must be above 0 and at most 1, got 2.0"),
+        (["--k", "spectrum"], "--k spectrum needs a text; give a file with --calibration"),
+        (["--k", "5", "--fit-steps", "7"], "--fit-steps 7 with --method mean has nothing to fit"),
+        (["--k", "5", "--fit-steps", "7", "--method", "learnable"], "--fit-steps 7 needs a text"),
+        (["--k", "spectrum", "--calibration", str(tmp_path / "none")], "there is no such file"),
+    ):
+        assert launch(*given, *arguments) == 1
+        assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "new").exists()
+
+
+def test_what_is_linear_already_is_named(saved, tmp_path, capsys):
+    out = ["--k", "5", "--max-len", "13", "--out", str(tmp_path / "new")]
+    for name, config, message in (
+        (
+            "run",
+            {"settings": {"task": "mlm", "attention": "linformer"}},
+            "is a run of `linformers train` with linformer",
+        ),
+        ("full", {"settings": {"attention": "full"}}, "train it with --attention linformer instead"),
+        ("final", {"model_type": "linformer"}, "holds a model of linformers.hf, which is a Linformer already"),
+        ("new-bert", {"model_type": "linformers-bert"}, "holds a model that is linearised already"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+        assert launch("linearize", str(tmp_path / name), *out) == 1
+        said = " ".join(capsys.readouterr().err.split())
+        assert message in said
+        assert "linearize takes a saved BERT" in said
+
+
+def test_a_failure_leaves_no_directory_and_an_empty_one_is_filled(saved, tmp_path, monkeypatch, capsys):
+    from linformers.linearize import saved as directories
+
+    out = tmp_path / "new"
+    given = ["linearize", str(saved), "--k", "5", "--max-len", "13", "--out", str(out)]
+
+    def save_some(model, tokenizer, directory, *options):
+        (directory / "config.json").write_text("{")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directories, "save", save_some)
+        assert launch(*given) == 1
+    assert "new: No space left on device" in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.glob("*new*"))
+    assert not list(tmp_path.glob(".*"))
+    out.mkdir()
+    assert launch(*given) == 0
+    assert (out / "model.safetensors").is_file()
     capsys.readouterr()
 
 

@@ -7,6 +7,7 @@ import pytest
 from linformers.causal import block_sizes
 from linformers.training import PRESETS, Settings
 from linformers.training.models import configuration
+from linformers.training.options import in_options
 from linformers.training.settings import decoder_slots, default_block
 
 
@@ -52,20 +53,49 @@ def test_the_default_block_size_is_valid(n, k):
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"n": 0}, "n must be at least 1, got 0"),
-        ({"max_steps": -3}, "max_steps must be at least 1, got -3"),
-        ({"patience": -1}, "patience must not be negative, got -1"),
-        ({"dropout": 1.5}, "dropout must be from 0 to 1, got 1.5"),
-        ({"learning_rate": 0.0}, "learning_rate must be more than 0, got 0.0"),
-        ({"task": "nlp"}, "task must be mlm, clm, seq2seq or classify, got 'nlp'"),
-        ({"preset": "huge"}, "preset must be tiny, small or base, got 'huge'"),
-        ({"task": "clm", "n": 64, "k": 16, "block_size": 7}, "nearest block sizes are 4 and 8"),
-        ({"task": "clm", "n": 64, "k": 65}, "needs 1 <= k <= 64"),
+        ({"n": 0}, "--n must be at least 1, got 0"),
+        ({"max_steps": -3}, "--max-steps must be at least 1, got -3"),
+        ({"patience": -1}, "--patience must not be negative, got -1"),
+        ({"dropout": 1.5}, "--dropout must be from 0 to 1, got 1.5"),
+        ({"mask_share": 1.0}, "--mask-share must be between 0 and 1, got 1.0"),
+        ({"learning_rate": 0.0}, "--learning-rate must be more than 0, got 0.0"),
+        ({"task": "nlp"}, "--task must be mlm, clm, seq2seq or classify, got 'nlp'"),
+        ({"preset": "huge"}, "--preset must be tiny, small or base, got 'huge'"),
+        (
+            {"task": "clm", "n": 64, "k": 16, "block_size": 7},
+            "--block-size 7 would give .* nearest block sizes are 4 and 8",
+        ),
+        ({"task": "clm", "n": 64, "k": 65}, "needs 1 <= k <= 64 .*, got --k 65"),
+        (
+            {"width": 130, "heads": 4},
+            "--width 130 is not a multiple of --heads 4; give --width 128 or 132, or other --heads",
+        ),
+        ({"width": 3, "heads": 4}, "give --width 4, or other"),
+        ({"positions": "rotary", "width": 18, "heads": 6}, "--width 18 with --heads 6 gives 3; give --width 24"),
+        ({"local_kernel": 4}, "--local-kernel must be odd"),
+        ({"attention": "local"}, "--attention 'local' needs --local-window, the positions of a block"),
+        ({"attention": "full", "local_window": 8}, "--local-window 8 has no meaning with --attention 'full'"),
+        ({"task": "clm", "local_window": 8}, "--local-window 8 is not for causal models, .* use --block-size"),
+        ({"sharing": "all"}, "--sharing must be one of"),
+        ({"positions": "polar"}, "--positions must be one of"),
     ],
 )
 def test_values_without_a_meaning(changes, message):
     with pytest.raises(ValueError, match=message):
         Settings(**changes).filled()
+
+
+def test_messages_speak_of_options():
+    for text, expected in (
+        ("hidden_size=130 and nhead = 4", "--width 130 and --heads 4"),
+        ("k must be positive; got k = 3 of 1 <= k <= 2", "--k must be positive; got --k 3 of 1 <= k <= 2"),
+        ("attention needs proj_k", "attention needs --k"),
+        (
+            "/data/max_length/block_size.txt is 'k', my_local_window",
+            "/data/max_length/block_size.txt is 'k', my_local_window",
+        ),
+    ):
+        assert in_options(text) == expected
 
 
 def test_a_saved_run_is_not_contradicted():

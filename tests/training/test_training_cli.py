@@ -1,5 +1,6 @@
 """The commands around a run, their exit codes, and ``--config``."""
 
+import dataclasses
 import io
 import json
 
@@ -7,6 +8,7 @@ import pytest
 from training_cases import SMALL
 
 from linformers.cli import launch
+from linformers.training.settings import Settings
 from linformers.training.stopping import Interrupted
 
 OPTIONS = [
@@ -63,8 +65,55 @@ def test_generate_and_classify(text, labelled, tmp_path, capsys):
     printed, told = said(capsys)
     assert [line.split("\t")[0] in ("fruit", "tool") for line in printed.splitlines()] == [True, True]
     assert "1 of 2 texts were cut to 24 tokens" in told
+    assert launch("classify", str(tmp_path / "c"), "apple", " ") == 1
+    assert said(capsys) == ("", "error: text 2 of 2 is empty (' '); give at least one word")
     assert launch("evaluate", str(tmp_path / "c")) == 0
     assert "precision" in said(capsys)[0]
+
+
+def test_generate_samples_unless_it_is_told_otherwise(text, pairs, tmp_path, capsys):
+    """With a fixed seed, and greedily where one answer is wanted: by an option, for seq2seq and with beams."""
+    from linformers.training import generate, load_run
+
+    for task, data in (("clm", text), ("seq2seq", pairs)):
+        assert launch("train", "--task", task, "--data", str(data), "--out", str(tmp_path / task), *OPTIONS) == 0
+    said(capsys)
+    clm, seq2seq = str(tmp_path / "clm"), str(tmp_path / "seq2seq")
+    sampled = {"temperature": 0.8, "top_p": 0.95}
+    for words, options in (
+        ([clm, "the cat"], sampled),
+        ([clm, "the cat", "--seed", "5"], {**sampled, "seed": 5}),
+        ([clm, "the cat", "--temperature", "1.5"], {"temperature": 1.5, "top_p": 0.95}),
+        ([clm, "the cat", "--top-k", "3"], {"temperature": 0.8, "top_k": 3}),
+        ([clm, "the cat", "--greedy"], {}),
+        ([clm, "the cat", "--temperature", "0"], {}),
+        ([clm, "the cat", "--beams", "2"], {"beams": 2}),
+        ([seq2seq, "a b c"], {}),
+        ([seq2seq, "a b c", "--temperature", "0.8"], sampled),
+    ):
+        assert launch("generate", *words, "--max-new-tokens", "7") == 0
+        prompt = "the cat" if words[0] == clm else ""
+        expected = generate(load_run(words[0]), words[1:2], max_new_tokens=7, **options)[0]
+        assert said(capsys)[0] == f"{prompt}{expected}\n"
+
+
+def test_options_of_generate_are_checked_before_the_run_is_opened(tmp_path, capsys):
+    nowhere = str(tmp_path / "none")
+    for words, message in (
+        (["--temperature", "-1"], "--temperature must not be negative, got -1.0"),
+        (["--top-p", "3"], "--top-p must be above 0 and at most 1, got 3.0"),
+        (["--top-k", "0"], "--top-k must be at least 1, got 0"),
+        (["--beams", "0"], "--beams must be at least 1, got 0"),
+        (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
+        (["--greedy", "--top-p", "0.5"], "--greedy takes the likeliest token; leave --top-p out"),
+        (["--temperature", "0", "--top-k", "5"], "--top-k 5 has no meaning with --temperature 0"),
+    ):
+        assert launch("generate", nowhere, "a", *words) == 1
+        assert message in said(capsys)[1]
+    assert launch("evaluate", nowhere, "--batch-size", "0") == 1
+    assert "--batch-size must be at least 1, got 0" in said(capsys)[1]
+    assert launch("evaluate", nowhere, "--samples", "-1") == 1
+    assert "--samples must not be negative, got -1" in said(capsys)[1]
 
 
 def test_wrong_usage(tmp_path, capsys):
@@ -140,6 +189,26 @@ def test_options_of_a_nested_command(tmp_path, capsys):
     path.write_text("[bench.time]\nnum-heads = 0\n")
     assert launch("bench", "time", config=path) == 1
     assert "num-heads must be at least 1, got 0" in said(capsys)[1]
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_every_option_says_its_default(command, capsys, monkeypatch):
+    from linformers.cli import app
+    from linformers.training.settings import DEFAULTS, PRESETS
+
+    monkeypatch.setenv("COLUMNS", "1000")
+    app([command, "--help"], result_action="return_value")
+    rows = [line.strip("│* ") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    shown = {row.split()[0]: row for row in rows}
+    for field in dataclasses.fields(Settings):
+        name, row = field.name, shown["--" + field.name.replace("_", "-")]
+        assert "efault" in row, row
+        if name in DEFAULTS:
+            value = {True: "yes", False: "no"}[DEFAULTS[name]] if isinstance(DEFAULTS[name], bool) else DEFAULTS[name]
+            assert f"Default: {value}." in row
+        elif name in PRESETS["tiny"]:
+            assert f"tiny {PRESETS['tiny'][name]:,}" in row
+            assert f"base {PRESETS['base'][name]:,}" in row
 
 
 def test_every_command_has_help(capsys):

@@ -165,6 +165,13 @@ def test_wrong_uses(trained):
         fill_mask(trained["mlm"], ["the cat <mask> " * 20])
     with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, .* takes 23"):
         generate(trained["clm"], ["the cat sat on " * 20])
+    for empty in ("", " \n"):
+        with pytest.raises(ValueError, match=r"^the text is empty \(.*\); give at least one word"):
+            classify(trained["classify"], [empty])
+        with pytest.raises(ValueError, match="the source is empty"):
+            generate(trained["seq2seq"], [empty])
+    with pytest.raises(ValueError, match=r"top_p = 0.5 has no meaning with temperature = 0"):
+        generate(trained["clm"], ["a"], top_p=0.5)
     with pytest.raises(ValueError, match="temperature must not be negative, got -1"):
         generate(trained["clm"], ["a"], temperature=-1)
 

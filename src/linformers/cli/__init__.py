@@ -8,7 +8,9 @@ try:
     from cyclopts import App, CycloptsError, Parameter
     from rich.console import Console
 except ImportError as error:  # the core needs neither
-    sys.exit(f"the command line needs more packages ({error.name} is missing): pip install 'linformers[cli]'")
+    from linformers.extras import install
+
+    sys.exit(f"the command line needs more packages ({error.name} is missing): {install('cli')}")
 
 from linformers.cli.bench import app as bench
 from linformers.cli.classify import classify
@@ -25,6 +27,7 @@ from linformers.cli.prepare import prepare
 from linformers.cli.report import report
 from linformers.cli.spectrum import spectrum
 from linformers.cli.train import train
+from linformers.extras import needed
 
 app = App(
     name="linformers",
@@ -66,7 +69,8 @@ def launch(
     console = Console(stderr=True)
     try:
         app.config = () if config is None else (Options(app, config),)
-        app(tokens, exit_on_error=False, print_error=True, result_action="return_value")
+        with needed(f"linformers {' '.join(tokens[:1])}"):
+            app(tokens, exit_on_error=False, print_error=True, result_action="return_value")
     except CycloptsError:
         return 2
     except KeyboardInterrupt as error:

@@ -70,8 +70,9 @@ def compare(
     from linformers.experiments import comparison
     from linformers.experiments.cells import run_cells
     from linformers.experiments.runs import is_comparison
-    from linformers.experiments.sweep import complete, plan, save_plan, varied
+    from linformers.experiments.sweep import complete, merged_plan, plan, varied
     from linformers.training import Interrupted
+    from linformers.training.lock import working_in
     from linformers.training.sources import check_options
 
     console = Console()
@@ -83,6 +84,7 @@ def compare(
     if quick and not names:
         names = list(QUICK_CONTENDERS)
     cells = plan(base, names, count if count is not None else 2 if quick else 3)
+    merged_plan(out, base, cells)  # refuses what this directory cannot take
     clock = new_clock(base)
     for cell in cells:
         if cell.finished(out):
@@ -90,11 +92,11 @@ def compare(
     console.print(overview(cells, clock, out))
     if dry_run:
         return
-    save_plan(out, base, cells)
-    cells = prepared(cells, base, out)
     try:
-        with Watcher(cells, clock, out, console) as watcher:
-            problems = run_cells(cells, out, begin=watcher.begin, watch=watcher.watch, done=watcher.done)
+        with working_in(out):
+            cells = prepared(cells, base, out)
+            with Watcher(cells, clock, out, console) as watcher:
+                problems = run_cells(cells, out, begin=watcher.begin, watch=watcher.watch, done=watcher.done)
     except KeyboardInterrupt:
         finished = sum(cell.finished(out) for cell in cells)
         raise Interrupted(f"interrupted, {finished} of {len(cells)} cells are done; the same command goes on") from None
@@ -122,15 +124,24 @@ def new_clock(base: Settings) -> "Clock":
 
 
 def prepared(cells: "Sequence[Cell]", base: Settings, out: Path) -> "list[Cell]":
-    """The cells with the data prepared once for all of them."""
+    """The cells with the data prepared once for all of them; the plan is written when it has been checked."""
     import dataclasses
 
+    from linformers.experiments.runs import is_comparison
+    from linformers.experiments.sweep import save_plan
+    from linformers.training.checkpoints import tidy
     from linformers.training.progress import Progress
     from linformers.training.runs import data_directory
-    from linformers.training.sources import OF_TEXT, prepare_data
+    from linformers.training.sources import OF_TEXT, checked_data
 
+    tidy(out)
     if any(not cell.finished(out) for cell in cells):
-        prepare_data(dataclasses.replace(base, n=max(cell.settings.n for cell in cells)), out, Progress())
+        longest = dataclasses.replace(base, n=max(cell.settings.n for cell in cells))
+        every = [cell.settings for cell in cells]
+        with checked_data(longest, out, Progress(), anew=not is_comparison(out), also=every):
+            save_plan(out, base, cells)
+    else:
+        save_plan(out, base, cells)
     changes: dict[str, Any] = dict.fromkeys(OF_TEXT)
     changes["data"] = (str(data_directory(base, out).resolve()),)
     return [dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **changes)) for cell in cells]

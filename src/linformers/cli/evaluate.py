@@ -43,8 +43,11 @@ def evaluate(
     from linformers.training import evaluate as test
     from linformers.training import load_run
 
-    if limit is not None and limit < 1:
-        raise ValueError(f"--limit must be at least 1, got {limit}")
+    for name, value in (("limit", limit), ("batch-size", batch_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+    if samples < 0:
+        raise ValueError(f"--samples must not be negative, got {samples}")
     limit = 10 if quick and limit is None else limit
     results = test(load_run(run), part, limit=limit, batch_size=batch_size, samples=samples)
     console = Console()

@@ -6,13 +6,19 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from linformers.training.options import option, spoken
+
+SAMPLING, NUCLEUS = 0.8, 0.95  # temperature and top-p, where nothing else is asked for
+NAMES = {name: name for name in ("max_new_tokens", "temperature", "top_k", "top_p", "beams")}
+
 
 def generate(
     run: Path,
     *prompts: str,
     file: Path | None = None,
     max_new_tokens: Annotated[int | None, Parameter(negative="")] = None,
-    temperature: Annotated[float, Parameter(negative="")] = 0.0,
+    greedy: Annotated[bool, Parameter(negative="")] = False,
+    temperature: Annotated[float | None, Parameter(negative="")] = None,
     top_k: Annotated[int | None, Parameter(negative="")] = None,
     top_p: Annotated[float | None, Parameter(negative="")] = None,
     beams: Annotated[int, Parameter(negative="")] = 1,
@@ -20,9 +26,12 @@ def generate(
 ) -> None:
     """Continue prompts with a run of the task clm, or transform source texts with one of seq2seq.
 
-    Text appears as it comes. Prompts are arguments, lines of a file, or lines of standard input.
+    Text appears as it comes. Prompts are arguments, lines of a file, or lines of standard input. A clm run samples, because the likeliest
+    token each time soon repeats itself; the same --seed gives the same text. A seq2seq run, and --beams, take the likeliest.
 
-    Example: linformers generate run "The for statement" --temperature 0.8
+    Example: linformers generate run "The for statement" --temperature 0.7 --seed 3
+
+    Example: linformers generate run "The for statement" --greedy
 
     Example: linformers generate run --file sources.txt --beams 4
 
@@ -36,12 +45,14 @@ def generate(
         A file with one on each line.
     max_new_tokens
         At most so many; by default 64, or as many as a target may have.
+    greedy
+        Take the likeliest token each time, the same as --temperature 0.
     temperature
-        0 takes the likeliest token each time; more is bolder.
+        0 takes the likeliest token each time; more is bolder. By default 0.8 for clm, and 0 for seq2seq and with --beams.
     top_k
-        Choose among so many tokens only.
+        Choose among so many tokens only; by default among all.
     top_p
-        Choose among the likeliest tokens that have this probability together.
+        Choose among the likeliest tokens that have this probability together; by default 0.95 for clm, unless --top-k is given.
     beams
         Follow so many continuations, and take the likeliest.
     seed
@@ -50,9 +61,22 @@ def generate(
     from linformers.cli.texts import read_texts
     from linformers.training import generate as say
     from linformers.training import load_run
+    from linformers.training.use import check_choice
 
+    sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+    if greedy and (other := next((name for name, value in sampling.items() if value), None)):
+        raise ValueError(f"--greedy takes the likeliest token; leave {option(other)} out")
+    if greedy:
+        temperature = 0.0
+    with spoken(NAMES):  # before the run is opened, as far as it does not depend on its task
+        check_choice(max_new_tokens, SAMPLING if temperature is None else temperature, top_k, top_p, beams)
     opened = load_run(run)
     given = read_texts(prompts, file)
+    if temperature is None:
+        samples = (opened.task == "clm" and beams == 1) or top_k is not None or top_p is not None
+        temperature = SAMPLING if samples else 0.0
+    if temperature and top_k is None and top_p is None:
+        top_p = NUCLEUS
 
     def show(text: str) -> None:
         sys.stdout.write(text)

@@ -1,14 +1,20 @@
 """``linformers linearize``: make the attention of a saved Hugging Face encoder linear."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
 
+from linformers.cli.output import check_new, new_directory
+from linformers.training.options import spoken
+
 Size = Annotated[int, Parameter(negative="")]
+NAMES = ("k", "max_len", "method", "sharing", "local_window", "layers", "share", "fit_steps", "batch_size", "positions")
 
 
+@spoken({name: name for name in NAMES})
 def linearize(
     directory: Path,
     *,
@@ -70,10 +76,10 @@ def linearize(
         Fit each learnable projection to the calibration text with so many steps.
     """
     console = Console()
-    if out.exists() and any(out.iterdir()):
-        raise ValueError(f"{out} is not empty; name a new directory with --out")
-    if not (directory / "config.json").is_file():
-        raise ValueError(f"{directory} has no config.json; give a directory that save_pretrained wrote")
+    check_sizes(slots(k), max_len, local_window, samples, batch_size, share)
+    check_fit(k, method, calibration, fit_steps)
+    check_directory(directory)
+    check_new(out)
 
     from linformers.checked import read_text
     from linformers.linearize import linearize as convert
@@ -97,7 +103,8 @@ def linearize(
         positions=positions,
     )
     console.print(str(report), markup=False, highlight=False, soft_wrap=True)
-    saved.save(model, tokenizer, out, max_len)
+    with new_directory(out) as aside:
+        saved.save(model, tokenizer, aside, max_len)
     console.print(f"saved to {out}; load it with an Auto class after `import linformers.linearize`", soft_wrap=True)
 
 
@@ -110,3 +117,62 @@ def slots(k: str) -> int | list[int] | str:
     except ValueError:
         raise ValueError(f"--k must be a number, numbers with commas, or 'spectrum'; got {k!r}") from None
     return sizes[0] if len(sizes) == 1 else sizes
+
+
+def check_sizes(
+    k: int | list[int] | str, max_len: int, local_window: int, samples: int, batch_size: int, share: float
+) -> None:
+    """Raise a ValueError for numbers without a meaning."""
+    for name, value in (("max-len", max_len), ("samples", samples), ("batch-size", batch_size)):
+        if value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+    if local_window < 0:
+        raise ValueError(f"--local-window must not be negative, got {local_window}")
+    if not 0 < share <= 1:
+        raise ValueError(f"--share must be above 0 and at most 1, got {share}")
+    for size in [k] if isinstance(k, int) else [] if isinstance(k, str) else k:
+        if not 1 <= size <= max_len:
+            raise ValueError(f"--k must be from 1 to --max-len {max_len}, got {size}")
+
+
+def check_fit(k: str, method: str, calibration: Path | None, fit_steps: int) -> None:
+    """Raise a ValueError for options of calibration that do not go together."""
+    if fit_steps < 0:
+        raise ValueError(f"--fit-steps must not be negative, got {fit_steps}")
+    if fit_steps and method == "mean":
+        raise ValueError(f"--fit-steps {fit_steps} with --method mean has nothing to fit; give --method learnable")
+    if calibration is None and (fit_steps or k == "spectrum"):
+        asked = f"--fit-steps {fit_steps}" if fit_steps else "--k spectrum"
+        raise ValueError(f"{asked} needs a text; give a file with --calibration")
+    if calibration is not None and not calibration.is_file():
+        raise OSError(f"--calibration {calibration}: there is no such file")
+
+
+def check_directory(directory: Path) -> None:
+    """Raise a ValueError for a directory without a model, and for models whose attention is linear already."""
+    path = directory / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{directory} has no config.json; give a directory that save_pretrained wrote")
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return  # who loads the model says what is wrong
+    if not isinstance(found, dict):
+        return
+    settings, kind = found.get("settings"), str(found.get("model_type", ""))
+    takes = "linearize takes a saved BERT, RoBERTa, DistilBERT, ELECTRA, ViT or ModernBERT"
+    if isinstance(settings, dict):
+        attention = settings.get("attention", "linformer")
+        raise ValueError(
+            f"{directory} is a run of `linformers train` with {attention} attention: "
+            + (
+                "it is a Linformer already"
+                if attention == "linformer"
+                else "train it with --attention linformer instead"
+            )
+            + f"; {takes}"
+        )
+    if kind == "linformer":
+        raise ValueError(f"{directory} holds a model of linformers.hf, which is a Linformer already; {takes}")
+    if kind.startswith("linformers-"):
+        raise ValueError(f"{directory} holds a model that is linearised already; {takes}")

@@ -9,6 +9,7 @@ from urllib.request import getproxies
 
 from linformers.data.files import Layout, as_text
 from linformers.data.records import Corpus, Kind, Reading, Record
+from linformers.extras import install
 
 
 def hub(name: str, config: str | None, split: str, kind: Kind, layout: Layout) -> Corpus:
@@ -55,9 +56,7 @@ def stream(name: str, config: str | None, split: str) -> Any:
     try:
         import datasets  # type: ignore[import-untyped]
     except ImportError as error:
-        raise ImportError(
-            f"datasets of the hub need one more package: pip install 'linformers[train]' ({error})"
-        ) from error
+        raise ImportError(f"datasets of the hub need one more package: {install('train')} ({error})") from error
     if not os.path.exists(name):
         check_connection(name)
     try:

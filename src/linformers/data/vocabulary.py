@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linformers import limits
+from linformers.extras import install
 
 Method = Literal["bpe", "wordpiece", "words", "bytes"]
 SIZES: dict[str, int] = {"bpe": 8192, "wordpiece": 8192, "words": 20_000, "bytes": 261}
@@ -70,7 +71,7 @@ def need_packages() -> None:
     """Raise an ImportError that says what to install."""
     missing = [name for name in ("tokenizers", "transformers") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ImportError(f"data needs more packages ({', '.join(missing)}): pip install 'linformers[hf]'")
+        raise ImportError(f"data needs more packages ({', '.join(missing)}): {install('hf')}")
 
 
 def check_size(method: str, vocab_size: int | None) -> int:

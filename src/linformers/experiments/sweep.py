@@ -192,6 +192,8 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
             if "n" in changes:
                 changes.setdefault("batch_size", max(1, base.batch_size * base.n // changes["n"]))
                 changes.setdefault("target_n", changes["n"] if base.target_n == base.n else base.target_n)
+            if changes.get("attention") in ("full", "none"):
+                changes.setdefault("local_window", 0)  # they have no use for one
             if {"n", "k", "attention"} & set(changes):
                 changes.setdefault("block_size", None)  # it depends on them
             settings = dataclasses.replace(base, **changes, seed=seed)
@@ -217,8 +219,8 @@ def arguments(settings: Settings) -> list[str]:
     return words
 
 
-def save_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> None:
-    """Write what a comparison consists of, or add to what it consisted of.
+def merged_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> dict[str, Any]:
+    """What a comparison consists of, with what it consisted of before.
 
     Raises:
         ValueError: if the directory holds a comparison from another base, or something else.
@@ -235,9 +237,14 @@ def save_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> None:
                     "give the same options to go on, or another --out"
                 )
         listed = old["cells"] + [cell for cell in listed if cell not in old["cells"]]
-    elif out.is_dir() and any(out.iterdir()):
+    elif out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
         raise ValueError(f"{out} is not empty and holds no comparison; name a new directory with --out")
-    write_whole(path, json.dumps({"settings": settings, "cells": listed}, indent=1) + "\n")
+    return {"settings": settings, "cells": listed}
+
+
+def save_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> None:
+    """Write what a comparison consists of, see :func:`merged_plan`."""
+    write_whole(out / PLAN, json.dumps(merged_plan(out, base, cells), indent=1) + "\n")
 
 
 def read_plan(out: Path) -> tuple[dict[str, Any], list[tuple[Contender, int]]]:

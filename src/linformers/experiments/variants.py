@@ -9,6 +9,7 @@ from typing import Any
 
 from linformers.experiments.contenders import VARIANTS, attention_step, missing
 from linformers.experiments.measure import Report, describe, measure_cell, pinned
+from linformers.extras import install
 
 PEER = "linformer"
 
@@ -29,9 +30,7 @@ class Settings:
 def run(settings: Settings, report: Report = lambda text: None, done: Report = lambda text: None) -> dict[str, Any]:
     """Measure, and return a result; ``ratio`` is a variant's time over the peer's."""
     if PEER in missing():
-        raise ValueError(
-            f"this compares with the package {PEER}, which is not installed: pip install 'linformers[bench]'"
-        )
+        raise ValueError(f"this compares with the package {PEER}, which is not installed: {install('bench')}")
     with pinned(settings.threads):
         result = describe("variants", vars(settings), [PEER])
         for n in settings.lengths:

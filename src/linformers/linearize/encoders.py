@@ -13,8 +13,13 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 from torch import Tensor, nn
+
+from linformers.extras import needed
+
+with needed("linformers.linearize.encoders", "hf"):
+    import transformers
+
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.models.bert import modeling_bert
 from transformers.models.distilbert import modeling_distilbert

@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from torch import Tensor
 
 from linformers import pretrained
+from linformers.extras import needed
+
+with needed("linformers.linearize.saved", "hf"):
+    import transformers
+
 from linformers.linearize.encoders import ARCHITECTURES
 from linformers.linearize.positions import check_positions
 

@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from linformers.extras import needed, require
 from linformers.training.settings import PRESETS, Settings
 from linformers.training.stopping import Interrupted
 
@@ -27,7 +28,9 @@ PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
+    require(__name__, "train", "transformers")  # what a run can do needs it sooner or later
+    with needed(__name__, "train"):
+        return getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
 
 
 __all__ = [

@@ -14,6 +14,8 @@ from linformers.checked import fields, inner_path, named, open_regular, read_obj
 
 MANIFEST = "manifest.json"
 PARTIAL = ".partial-"  # what a directory is called while it is written
+OLD = PARTIAL + "old-"  # what it is called while a new one takes its place
+GONE = PARTIAL + "gone-"  # and while it is removed
 MASK = os.umask(0o022)  # can only be read by setting it
 os.umask(MASK)
 NAME = re.compile(r"checkpoint-(\d{1,18})")
@@ -31,7 +33,7 @@ def written_aside(directory: Path, **facts: Any) -> Iterator[Path]:
     Raises:
         OSError: if something could not be written; then nothing of it is left, and what was there before still is.
     """
-    aside = directory.with_name(PARTIAL + directory.name)
+    aside, old = directory.with_name(PARTIAL + directory.name), directory.with_name(OLD + directory.name)
     try:
         shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
@@ -46,16 +48,14 @@ def written_aside(directory: Path, **facts: Any) -> Iterator[Path]:
         for path in [*files, aside]:
             sync(path)
         if directory.exists():
-            old = directory.with_name(PARTIAL + "old-" + directory.name)
             shutil.rmtree(old, ignore_errors=True)
             directory.rename(old)
-            aside.rename(directory)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            aside.rename(directory)
+        aside.rename(directory)  # a process that dies before this line leaves the old one to `tidy`
+        shutil.rmtree(old, ignore_errors=True)
         sync(directory.parent)
     except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
+        restore(old, directory)
         if isinstance(error, Exception):  # torch and safetensors have errors of their own for a full disk
             raise OSError(f"could not write {directory}: {reason(error)}") from error
         raise
@@ -128,16 +128,29 @@ def last_good(run: Path, say: Callable[[str], None], at_most: int | None = None)
 def rotate(run: Path, keep: int) -> None:
     """Remove all but the last ``keep`` checkpoints."""
     for _, path in checkpoints(run)[keep:]:
-        gone = path.with_name(PARTIAL + "old-" + path.name)  # so that a half-removed one is never taken for one
+        gone = path.with_name(GONE + path.name)  # so that a half-removed one is never taken for one
         shutil.rmtree(gone, ignore_errors=True)
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 
 
 def tidy(run: Path) -> None:
-    """Remove what an interrupted process left half-written."""
+    """Remove what an interrupted process left half-written; what it was about to replace gets its name back."""
+    for path in run.glob(OLD + "*"):
+        restore(path, run / path.name.removeprefix(OLD))
     for path in run.glob(PARTIAL + "*"):
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def restore(old: Path, directory: Path) -> None:
+    """Give a directory that was to be replaced its name back, if nothing has that name and it is whole."""
+    if directory.exists() or not old.is_dir():
+        return
+    try:
+        manifest(old)
+    except ValueError:
+        return
+    old.rename(directory)
 
 
 def digest(path: Path) -> str:

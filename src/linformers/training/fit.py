@@ -1,27 +1,26 @@
 """``train``: begin or go on with a run, to its final weights and results."""
 
-import shutil
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from linformers.extras import require
 from linformers.training import models, processes
-from linformers.training.checkpoints import checkpoints, last_good, manifest, reason, tidy, write_json, written_aside
-from linformers.training.lock import alone
-from linformers.training.metrics import EVENTS, FILE, MetricsFile, read
+from linformers.training.checkpoints import last_good, manifest, reason, write_json, written_aside
+from linformers.training.lock import working_in
+from linformers.training.metrics import MetricsFile
+from linformers.training.opening import At, enter, is_done, open_run
 from linformers.training.progress import Progress
-from linformers.training.runs import BEST, CONFIG, DATA, FINAL, RESULTS, TALLY, Run, load_run, write_config
+from linformers.training.runs import BEST, FINAL, TALLY, Run, load_run
 from linformers.training.settings import Settings
-from linformers.training.sources import check_options, examples_of, prepare_data
+from linformers.training.sources import examples_of
 from linformers.training.stopping import Interrupted, Interruption, best_row, is_stale
 from linformers.training.stream import Batches, loader
 
 if TYPE_CHECKING:
     from linformers.training.trainer import RunTrainer
-
-At = tuple[int, Path] | None  # a step and its checkpoint
 
 
 def train(settings: Settings, out: Path | str, *, resume: bool = True, progress: bool = True) -> dict[str, Any]:
@@ -42,13 +41,12 @@ def train(settings: Settings, out: Path | str, *, resume: bool = True, progress:
         OSError: if something could not be written; checkpoints that are there are kept.
         Interrupted: if the user stopped it; everything is saved.
     """
+    require("linformers.training", "train", "accelerate")  # the Trainer looks for it when the data is prepared
     out = Path(out)
     processes.join()
     if not processes.is_main():
         return begin(settings, out, resume, Progress(False))
-    with suppress(OSError):  # the next one to write says it in words
-        out.mkdir(parents=True, exist_ok=True)
-    with alone(out):
+    with working_in(out):
         return begin(settings, out, resume, Progress(progress))
 
 
@@ -57,13 +55,15 @@ def begin(settings: Settings, out: Path, resume: bool, shows: Progress) -> dict[
     from linformers.training.evaluation import evaluate
 
     if processes.is_main():
-        open_run(settings, out, resume)
+        enter(out)
+    processes.wait()
+    at = last_good(out, shows.say) if resume else None
+    if processes.is_main():
+        open_run(settings, out, resume, at, shows)
     processes.wait()
     run = load_run(out)
     if run.settings.threads:
         torch.set_num_threads(run.settings.threads)
-    at = last_good(out, shows.say)
-    check_length(run, at)
     if not is_done(run, at):
         fit(run, at, shows)
     processes.leave()
@@ -72,68 +72,6 @@ def begin(settings: Settings, out: Path, resume: bool, shows: Progress) -> dict[
         shows.say(f"{out} is complete: trained to step {run.step}, and tested")
         return run.results
     return evaluate(run, progress=shows.shown) if processes.is_main() else {}
-
-
-def open_run(settings: Settings, out: Path, resume: bool) -> None:
-    """Make the directory of a run, or check that the one which is there can go on with these settings.
-
-    Raises:
-        ValueError: if it cannot.
-        OSError: if the directory cannot be written.
-    """
-    if not resume:
-        settings.filled()  # a mistake in them must not cost the run that is there
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        tidy(out)
-        if not resume:
-            clear(out)
-    except OSError as error:
-        raise OSError(f"cannot write to {out}: {reason(error)}; name another directory with --out") from error
-    if (out / CONFIG).exists():
-        run = load_run(out)
-        asked = settings.resumed(run.settings)
-        if asked != run.settings:
-            about = {name: value for name, value in run.about.items() if name not in ("settings", "versions")}
-            write_config(out, asked.filled(), **about)
-        return
-    if strange := sorted(path.name for path in out.iterdir() if not path.name.startswith(".") and path.name != DATA):
-        raise ValueError(
-            f"{out} is not empty and holds no run (it has {strange[0]}); name another directory with --out"
-        )
-    check_options(settings)
-    write_config(out, settings.located().filled())
-
-
-def clear(out: Path) -> None:
-    """Remove a run, and nothing else that may be in its directory."""
-    for _, path in checkpoints(out):
-        shutil.rmtree(path)
-    for name in (FINAL, BEST, EVENTS, DATA):
-        if (out / name).exists():
-            shutil.rmtree(out / name)
-    for name in (RESULTS, FILE, CONFIG):
-        (out / name).unlink(missing_ok=True)
-
-
-def check_length(run: Run, at: At) -> None:
-    """Raise a ValueError if a run is further than it should go."""
-    if at is not None and at[0] > run.settings.max_steps:
-        raise ValueError(
-            f"--max-steps is {run.settings.max_steps}, but the run in {run.directory} is at step {at[0]} already; give "
-            "at least that, or another --out"
-        )
-
-
-def is_done(run: Run, at: At) -> bool:
-    """Whether the final weights are there, whole, and as far as they should be."""
-    try:
-        until = manifest(run.directory / FINAL)["until"]
-    except (ValueError, KeyError):  # not there, or damaged: it is written again
-        return False
-    if at is not None and at[0] != until:
-        return False
-    return bool(until >= run.settings.max_steps) or is_stale(read(run.directory), run.settings.patience)
 
 
 def fit(run: Run, at: At, shows: Progress) -> None:
@@ -146,15 +84,7 @@ def fit(run: Run, at: At, shows: Progress) -> None:
 
     logging.set_verbosity_error()
     settings, out, step = run.settings, run.directory, at[0] if at else 0
-    if processes.is_main():
-        prepare_data(settings, out, shows, run.about.get("data_fingerprint"))
-        shows.stop()
-    processes.wait()
     model = models.build(settings, run.prepared.tokenizer, run.prepared.labels)
-    if processes.is_main():
-        facts = {"parameters": models.parameters(model), "data_fingerprint": run.prepared.fingerprint}
-        facts["threads"] = torch.get_num_threads()
-        write_config(out, settings, **facts)
     metrics = MetricsFile(out, step, writes=processes.is_main())
     with Interruption() as interruption, closing(metrics):
         trainer = new_trainer(run, model, metrics, shows, interruption)

@@ -3,8 +3,27 @@
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+
+@contextmanager
+def working_in(directory: Path) -> Iterator[None]:
+    """:func:`alone` in a directory that is made if it is not there, and removed again if an error leaves it empty.
+
+    A directory that cannot be made is left to the next one to write, who says it in words.
+    """
+    there = directory.exists()
+    with suppress(OSError):
+        directory.mkdir(parents=True, exist_ok=True)
+    try:
+        with alone(directory):
+            yield
+    except BaseException:
+        if not there:
+            with suppress(OSError):  # it has something in it
+                directory.rmdir()
+        raise
 
 
 @contextmanager

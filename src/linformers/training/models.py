@@ -3,6 +3,9 @@
 Axes: n positions, k slots.
 """
 
+import dataclasses
+import functools
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from linformers.hf import (
     LinformerForSeq2SeqLM,
     LinformerForSequenceClassification,
 )
+from linformers.training.options import spoken
 from linformers.training.settings import Settings, decoder_slots
 
 MODELS: dict[str, Any] = {
@@ -91,6 +95,43 @@ def build(settings: Settings, tokenizer: Any, labels: list[str]) -> Any:
     limits.check_configuration(config, limits.machine_memory())
     set_seed(settings.seed)
     return MODELS[settings.task](config)
+
+
+def check_model(settings: Settings) -> None:
+    """Build the model of these settings without its weights.
+
+    Raises:
+        ValueError: if there is no such model, in the words of the command.
+    """
+    # None of these changes what is possible, and a comparison asks for each of its seeds. All layers are alike.
+    alike: dict[str, Any] = {"seed": 0, "data": None, "targets": None, "max_steps": 1, "learning_rate": 1.0}
+    checked(dataclasses.replace(settings, **alike, depth=min(settings.depth, 2)))
+
+
+@functools.lru_cache(maxsize=64)
+def checked(settings: Settings) -> None:
+    """:func:`check_model`, once for settings that are the same."""
+    outline(settings, Tokens(), ["a", "b"])
+
+
+def outline(settings: Settings, tokenizer: Any, labels: list[str]) -> Any:
+    """The model that :func:`build` gives, without weights.
+
+    Raises:
+        ValueError: if there is no such model, in the words of the command.
+    """
+    with spoken(), warnings.catch_warnings(), torch.device("meta"):
+        warnings.simplefilter("ignore")  # the model itself will tell
+        return MODELS[settings.task](configuration(settings, tokenizer, labels))
+
+
+class Tokens:
+    """As much of a tokeniser as a configuration asks for."""
+
+    pad_token_id, bos_token_id, eos_token_id = 0, 1, 2
+
+    def __len__(self) -> int:
+        return 1000
 
 
 def load(directory: Path, task: str) -> Any:

@@ -13,6 +13,8 @@ from typing import Any, Literal, get_type_hints
 from linformers import limits
 from linformers.causal import block_sizes
 from linformers.checked import maybe, of_type
+from linformers.extras import needed
+from linformers.training.options import option, spoken
 
 Task = Literal["mlm", "clm", "seq2seq", "classify"]
 Preset = Literal["tiny", "small", "base"]
@@ -65,6 +67,7 @@ DEFAULTS: dict[str, Any] = {
     "workers": 0,
     "seed": 0,
 }
+VOCABULARY = {"tiny": 4096, "small": 8192, "base": 16384}  # tokens of a new tokeniser, by preset
 QUICK: dict[str, Any] = {"preset": "tiny", "n": 64, "width": 64, "max_steps": 20, "eval_batches": 5}
 POSITIVE = (
     *("n", "target_n", "k", "block_size", "width", "depth", "heads", "feedforward", "vocab_size", "batch_size"),
@@ -86,20 +89,21 @@ class Settings:
     preset
         Sizes for a first look (tiny), for minutes (small) or for hours (base); every one can be changed.
     data
-        Text files, folders, globs, or a directory that `linformers prepare` wrote; without it, Python's documentation,
+        Text files, folders, globs, or a directory that `linformers prepare` wrote; by default Python's documentation,
         or ListOps for classify.
     column
-        The column with the text, in JSONL and CSV files.
+        The column with the text, in JSONL and CSV files; by default "text".
     label_column
-        The column with the class.
+        The column with the class; by default "label", for classify.
     target_column
-        The column with the target, for seq2seq.
+        The column with the target, for seq2seq; by default there is none, and it learns to undo noise.
     targets
-        The files with the targets, line by line beside those of --data, for seq2seq.
+        The files with the targets, line by line beside those of --data, for seq2seq; by default there are none.
     tokenizer
-        bpe, wordpiece, words, bytes, or the directory of a tokeniser; for data that is not prepared yet.
+        bpe, wordpiece, words, bytes, or the directory of a tokeniser; for data that is not prepared yet. By default bpe, or words for
+        ListOps.
     vocab_size
-        Tokens of a new tokeniser.
+        Tokens of a new tokeniser. By default 20,000 for words, and for bpe and wordpiece by preset: {vocabulary}.
     attention
         linformer (k slots), full, local (only the neighbours in --local-window), or none.
     cross_attention
@@ -252,10 +256,10 @@ class Settings:
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def filled(self) -> "Settings":
-        """The same with a value everywhere (but for the data and ``threads``), checked.
+        """The same with a value everywhere (but for the data and ``threads``), checked, also by the model that they describe.
 
         Raises:
-            ValueError: for values without a meaning.
+            ValueError: for values without a meaning, in the words of the command.
         """
         given = self.given()
         preset = one_of("preset", given.get("preset", DEFAULTS["preset"]), tuple(PRESETS))
@@ -279,13 +283,17 @@ class Settings:
             feedforward=values["feedforward"],
         )
         limits.check_parameters(size)  # without the projections: the configuration knows more
-        if values["task"] in ("clm", "seq2seq"):
+        if values["task"] in ("clm", "seq2seq") and values["attention"] == "linformer":
             length = n if values["task"] == "clm" else values["target_n"]
             slots = decoder_slots(values["k"], n, length)
-            if values["attention"] == "linformer":
-                values.setdefault("block_size", default_block(length, slots))
+            values.setdefault("block_size", default_block(length, slots))
+            with spoken():
                 block_sizes(length, slots, values["block_size"])
-        return Settings(**values)
+        found = Settings(**values)
+        with needed("linformers.training", "train"):
+            from linformers.training.models import check_model  # with transformers
+        check_model(found)
+        return found
 
     def located(self) -> "Settings":
         """The same with whole paths where files are named, so that the run can go on from another directory."""
@@ -307,10 +315,9 @@ class Settings:
         given, old = self.located().given(), dataclasses.asdict(saved)
         for name, value in given.items():
             if name not in FREE and value != old[name]:
-                option = "--" + name.replace("_", "-")
                 raise ValueError(
-                    f"{option} is {shown(value)}, but the saved run has {shown(old[name])}; leave {option} out to go on "
-                    "with the run, name another --out, or give --no-resume to begin it again"
+                    f"{option(name)} is {shown(value)}, but the saved run has {shown(old[name])}; leave {option(name)} out to "
+                    "go on with the run, name another --out, or give --no-resume to begin it again"
                 )
         return dataclasses.replace(saved, **given)
 
@@ -326,29 +333,73 @@ def check_types(values: Mapping[str, Any]) -> None:
         maybe(of_type(TYPES[name]))(value, name)
 
 
+def with_defaults(text: str) -> str:
+    """The documentation of the settings, each with its default, where it does not say that in words."""
+    lines: list[str] = []
+    name = ""
+    names = {field.name for field in dataclasses.fields(Settings)}
+    for line in [*text.splitlines(), ""]:
+        if (line.strip() in names or not line.strip()) and name:  # the one before ends here
+            lines[-1] += default_of(name)
+        name = line.strip() if line.strip() in names else name if line.strip() else ""
+        lines.append(line.replace("{vocabulary}", by_preset(VOCABULARY)))
+    return "\n".join(lines)
+
+
+def default_of(name: str) -> str:
+    """A sentence about the default of a setting; nothing if it depends on the others."""
+    if name in DEFAULTS:
+        value = DEFAULTS[name]
+        return f" Default: {('yes' if value else 'no') if isinstance(value, bool) else value}."
+    values = {preset: sizes[name] for preset, sizes in PRESETS.items() if name in sizes}
+    return f" Default by preset: {by_preset(values)}." if values else ""
+
+
+def by_preset(values: dict[str, Any]) -> str:
+    """A value for each preset."""
+    return ", ".join(f"{preset} {value:,}" for preset, value in values.items())
+
+
+Settings.__doc__ = with_defaults(Settings.__doc__ or "")
+
+
 def check(values: dict[str, Any]) -> None:
-    """Raise a ValueError for values of another type, and for numbers that are out of range."""
+    """Raise a ValueError for values of another type, and for numbers that are out of range or do not go together."""
     check_types(values)
     for name in POSITIVE:
         if values.get(name) is not None and values[name] < 1:
-            raise ValueError(f"{name} must be at least 1, got {values[name]}")
+            raise ValueError(f"{option(name)} must be at least 1, got {values[name]}")
     for name, most in limits.SETTINGS.items():
         limits.at_most(name, values.get(name), most)
     for name in NOT_NEGATIVE:
         if values[name] < 0:
-            raise ValueError(f"{name} must not be negative, got {values[name]}")
-    for name in ("dropout", "warmup", "mask_share", "noise_share"):
+            raise ValueError(f"{option(name)} must not be negative, got {values[name]}")
+    for name in ("dropout", "warmup"):
         if not 0 <= values[name] <= 1:
-            raise ValueError(f"{name} must be from 0 to 1, got {values[name]}")
+            raise ValueError(f"{option(name)} must be from 0 to 1, got {values[name]}")
+    for name in ("mask_share", "noise_share"):
+        if not 0 < values[name] < 1:
+            raise ValueError(f"{option(name)} must be between 0 and 1, got {values[name]}")
     for name in ("learning_rate", "projection_rate"):
         if not values[name] > 0:
-            raise ValueError(f"{name} must be more than 0, got {values[name]}")
+            raise ValueError(f"{option(name)} must be more than 0, got {values[name]}")
+    width, heads = values["width"], values["heads"]
+    if width % heads:
+        near = sorted({max(1, width // heads) * heads, (width // heads + 1) * heads})
+        raise ValueError(
+            f"--width {width} is not a multiple of --heads {heads}; give --width {' or '.join(map(str, near))}, or other --heads"
+        )
+    if values["positions"] == "rotary" and width // heads % 2:
+        raise ValueError(
+            f"--positions rotary needs an even number of channels a head, and --width {width} with --heads {heads} gives "
+            f"{width // heads}; give --width {2 * heads * -(-width // (2 * heads))}, or other --heads"
+        )
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     """The value, if it is one of these."""
     if value not in allowed:
-        raise ValueError(f"{name} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
+        raise ValueError(f"{option(name)} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
     return str(value)
 
 

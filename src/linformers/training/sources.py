@@ -1,16 +1,20 @@
 """The data of a run: prepared where it is not yet, and as examples and batches for its task."""
 
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linformers.training.checkpoints import PARTIAL, sync
+from linformers.training.options import spoken
 from linformers.training.progress import Progress
 from linformers.training.runs import DATA, data_directory
-from linformers.training.settings import Settings
+from linformers.training.settings import VOCABULARY, Settings
 
 if TYPE_CHECKING:
     from linformers.data import Kind, ListOps, Prepared
 
-VOCABULARY = {"tiny": 4096, "small": 8192, "base": 16384}  # tokens of a new tokeniser, by preset
 KINDS = {
     "mlm": ("text", "labelled"),
     "clm": ("text", "labelled"),
@@ -25,34 +29,80 @@ MENDED = {  # what makes data of the kind that a task needs
 }
 OF_TEXT = ("column", "label_column", "target_column", "targets", "tokenizer", "vocab_size")  # what preparing needs
 MARKS = 2  # tokens that an example has beside its text
+ABOUT = "prepared.json"  # is in every prepared directory
 LENGTHS = 32  # different lengths that batches may have
 
 
-def prepare_data(settings: Settings, out: Path, shows: Progress, fingerprint: str | None = None) -> "Prepared":
-    """Open the data of a run; text that is not prepared is prepared inside it, once.
+@contextmanager
+def checked_data(
+    settings: Settings,
+    out: Path,
+    shows: Progress,
+    *,
+    anew: bool,
+    fingerprint: str | None = None,
+    also: Iterable[Settings] = (),
+) -> Iterator["Prepared"]:
+    """Open the data of a run and check it; text is prepared aside, and gets its place inside the run when the block has ended well.
 
     Args:
+        anew: the run begins: data that was prepared inside it before is not its data.
         fingerprint: of the data that the run began with.
+        also: further settings that the data has to be good for.
+
+    Raises:
+        ValueError: if it cannot be used with these settings, or is not what the run began with.
+    """
+    whole = out / (PARTIAL + DATA)
+    directory, aside = data_directory(settings, out), whole / DATA
+    named = names_own_data(settings, out)
+    if named and not (directory / ABOUT).is_file():
+        raise ValueError(f"{out / DATA} is where the run keeps its prepared text; name another directory with --out")
+    if anew and not named and directory == out / DATA:
+        directory = aside
+    try:
+        shutil.rmtree(whole, ignore_errors=True)
+        try:
+            prepared = prepare_data(settings, directory, aside, shows, fingerprint)
+            with spoken():
+                for one in {(one.n, one.target_n): one for one in (*also, settings)}.values():
+                    for part in ("train", "validation", "test"):
+                        examples_of(one, prepared, part)
+        except ValueError as error:  # nobody should look for it there
+            raise ValueError(str(error).replace(str(aside), sources(settings))) from error
+        finally:
+            shows.stop()
+        yield prepared
+        if aside.is_dir():
+            aside.rename(out / DATA)
+            sync(out)
+    finally:
+        shutil.rmtree(whole, ignore_errors=True)
+
+
+def prepare_data(
+    settings: Settings, directory: Path, aside: Path, shows: Progress, fingerprint: str | None = None
+) -> "Prepared":
+    """Open the data in ``directory``; if there is none, prepare text in ``aside``.
 
     Raises:
         ValueError: if it cannot be used for the task, or is not what the run began with.
     """
     from linformers.data import load, prepare
 
-    directory = data_directory(settings, out)
-    if (directory / "prepared.json").is_file():
+    if (directory / ABOUT).is_file():
         prepared = load(directory)
     else:
         kind: Kind = "labelled" if settings.task == "classify" else "text"
         if settings.task == "seq2seq" and (settings.targets or settings.target_column):
             kind = "pairs"
-        shows.say(f"preparing {', '.join(settings.data) if settings.data else 'the default data'} in {out / DATA}")
+        shows.say(f"preparing {sources(settings)}")
         ours = not settings.data and settings.task == "classify"
         method = settings.tokenizer or ("words" if ours else "bpe")
         size = settings.vocab_size or (VOCABULARY[settings.preset] if method in ("bpe", "wordpiece") else None)
         prepared = prepare(
             list(settings.data) if settings.data else None,
-            out / DATA,
+            aside,
             kind=kind,
             targets=list(settings.targets) if settings.targets else None,
             column=settings.column,
@@ -92,6 +142,16 @@ def check_options(settings: Settings) -> None:
                 f"--{name.replace('_', '-')} is for text, and {settings.data[0]} is prepared already; leave it out, or prepare the "
                 "text again with it"
             )
+
+
+def sources(settings: Settings) -> str:
+    """What the data of a run is made of, to be read."""
+    return ", ".join(settings.data) if settings.data else "the default data"
+
+
+def names_own_data(settings: Settings, out: Path) -> bool:
+    """Whether ``data`` names the place inside the run where text would be prepared, so that it belongs to the user."""
+    return bool(settings.data) and any(Path(name).resolve() == (out / DATA).resolve() for name in settings.data)
 
 
 def default_listops(n: int) -> "ListOps":

@@ -3,6 +3,7 @@
 Axes: n positions, v tokens of the vocabulary, c classes.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -44,11 +45,10 @@ def generate(
         What was said for each, without the prompt.
 
     Raises:
-        ValueError: for a run of another task, and for a text that is too long.
+        ValueError: for a run of another task, for a text that is too long, for a source without a token, and for numbers without a meaning.
     """
     need(run, "generate", "clm", "seq2seq")
-    if temperature < 0:
-        raise ValueError(f"temperature must not be negative, got {temperature}")
+    check_choice(max_new_tokens, temperature, top_k, top_p, beams)
     if show is not None and beams > 1:
         raise ValueError("several beams know what to say at the end only; leave show out")
     torch.manual_seed(seed)
@@ -58,9 +58,26 @@ def generate(
     return [generate_one(run, prompt, max_new_tokens, options, show) for prompt in prompts]
 
 
+def check_choice(
+    max_new_tokens: int | None, temperature: float, top_k: int | None, top_p: float | None, beams: int
+) -> None:
+    """Raise a ValueError for numbers without a meaning, or that do not go together."""
+    for name, value in (("max_new_tokens", max_new_tokens), ("top_k", top_k), ("beams", beams)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature must not be negative, got {temperature}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+    for name, one in (("top_k", top_k), ("top_p", top_p)):
+        if one is not None and not temperature:
+            raise ValueError(f"{name} = {one} has no meaning with temperature = 0, which takes the likeliest token")
+
+
 def generate_one(run: Run, prompt: str, max_new_tokens: int | None, options: dict[str, Any], show: Show | None) -> str:
     """What is said for one prompt."""
     if run.task == "seq2seq":
+        check_text(run, prompt, "the source")
         return say(run, fitting(run, prompt), max_new_tokens or run.settings.target_n, options, show)
     # In training a document follows the end of another one.
     end = next((i for i in (run.tokenizer.eos_token_id, run.tokenizer.sep_token_id) if i is not None), None)
@@ -171,9 +188,11 @@ def classify(run: Run, texts: Sequence[str]) -> list[dict[str, Any]]:
         text was cut at the longest input, as in training.
 
     Raises:
-        ValueError: for a run of another task.
+        ValueError: for a run of another task, and for a text without a token.
     """
     need(run, "classify", "classify")
+    for i, text in enumerate(texts):
+        check_text(run, text, f"text {i + 1} of {len(texts)}" if len(texts) > 1 else "the text")
     names, count = run.model.config.id2label, run.model.config.num_labels
     if any(i not in names for i in range(count)):
         raise ValueError(f"the configuration in {run.weights} has no names for its {count} classes (id2label)")
@@ -194,6 +213,12 @@ def need(run: Run, what: str, *tasks: str) -> None:
         raise ValueError(
             f"{what} needs a run of the task {' or '.join(tasks)}, and {run.directory} was trained for {run.task}"
         )
+
+
+def check_text(run: Run, text: str, what: str) -> None:
+    """Raise a ValueError for a text of which the tokeniser leaves nothing but special tokens."""
+    if not text.strip() or not run.tokenizer.encode(text, add_special_tokens=False, verbose=False):
+        raise ValueError(f"{what} is empty ({text!r}); give at least one word")
 
 
 def fitting(run: Run, text: str) -> list[int]:

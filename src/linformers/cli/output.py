@@ -1,0 +1,45 @@
+"""What a command writes: a new directory that appears when it is complete."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from linformers.training.checkpoints import PARTIAL, reason
+
+
+def check_new(out: Path) -> None:
+    """Raise an error if a new directory cannot be made there; nothing is written.
+
+    Raises:
+        ValueError: if there is something.
+        OSError: if the directory that it would be in cannot be written.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"{out} is {'not empty' if out.is_dir() else 'a file'}; name a new directory with --out")
+    nearest = next(parent for parent in out.absolute().parents if parent.exists())
+    if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
+        raise OSError(f"cannot write to {out}: {nearest} cannot be written; name another directory with --out")
+
+
+@contextmanager
+def new_directory(out: Path) -> Iterator[Path]:
+    """A directory to write into, which becomes ``out`` when the block has ended well.
+
+    Raises:
+        OSError: if it cannot be written; then nothing is left of it.
+    """
+    aside = out.with_name(PARTIAL + out.name)
+    try:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        yield aside
+        if out.exists():
+            out.rmdir()
+        aside.rename(out)
+    except BaseException as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise OSError(f"could not write {out}: {reason(error)}") from error
+        raise
