@@ -79,8 +79,8 @@ def test_longer_inputs_than_the_model_has_positions_for(saved, tmp_path, capsys)
     given = [str(saved), "--k", "5", "--max-len", "29", "--out", str(out)]
     assert launch("linearize", *given) == 1
     printed = " ".join(capsys.readouterr().err.split())
-    assert "max_len = 29, but this bert model has 13 position embeddings" in printed
-    assert "--positions stretch" in printed
+    assert "--max-len 29, but this bert model has 13 position embeddings" in printed
+    assert "--positions 'stretch'" in printed
     assert not out.exists()
     assert launch("linearize", *given, "--positions", "stretch") == 0
     assert "positions stretched from 13 to 29 by interpolation" in " ".join(capsys.readouterr().out.split())

@@ -76,8 +76,8 @@ def test_the_default_block_size_is_valid(n, k):
         ({"attention": "local"}, "--attention 'local' needs --local-window, the positions of a block"),
         ({"attention": "full", "local_window": 8}, "--local-window 8 has no meaning with --attention 'full'"),
         ({"task": "clm", "local_window": 8}, "--local-window 8 is not for causal models, .* use --block-size"),
-        ({"sharing": "all"}, "--sharing must be one of"),
-        ({"positions": "polar"}, "--positions must be one of"),
+        ({"sharing": "all"}, '--sharing is "all", and must be one of'),
+        ({"positions": "polar"}, '--positions is "polar", and must be one of'),
     ],
 )
 def test_values_without_a_meaning(changes, message):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
+from linformers.checked import open_regular
 from linformers.cli.output import check_new, new_directory
 from linformers.training.options import spoken
 
@@ -144,8 +145,10 @@ def check_fit(k: str, method: str, calibration: Path | None, fit_steps: int) -> 
     if calibration is None and (fit_steps or k == "spectrum"):
         asked = f"--fit-steps {fit_steps}" if fit_steps else "--k spectrum"
         raise ValueError(f"{asked} needs a text; give a file with --calibration")
-    if calibration is not None and not calibration.is_file():
-        raise OSError(f"--calibration {calibration}: there is no such file")
+    if calibration is not None:
+        if not calibration.exists():
+            raise OSError(f"--calibration {calibration}: there is no such file")
+        open_regular(calibration).close()
 
 
 def check_directory(directory: Path) -> None:

@@ -40,8 +40,7 @@ def check_positions(config: Any, max_len: int, positions: str) -> None:
     if rows is not None and max_len > rows and positions == "keep":
         raise ValueError(
             f"max_len = {max_len}, but this {config.model_type} model has {rows} position embeddings: a longer input would fail. "
-            f"Give max_len = {rows} or less, or stretch them to {max_len} by interpolation with positions='stretch' "
-            "(--positions stretch)"
+            f"Give max_len = {rows} or less, or stretch them to {max_len} by interpolation with positions='stretch'"
         )
 
 

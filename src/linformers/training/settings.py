@@ -6,7 +6,7 @@ Axes: n positions, k slots.
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
@@ -325,12 +325,12 @@ class Settings:
 TYPES = get_type_hints(Settings)
 
 
-def check_types(values: Mapping[str, Any]) -> None:
-    """Raise a ValueError for settings that there are not, or of another type."""
+def check_types(values: Mapping[str, Any], name_of: Callable[[str], str] = str) -> None:
+    """Raise a ValueError for settings that there are not, or of another type; ``name_of`` says what a setting is called."""
     for name, value in values.items():
         if name not in TYPES:
             raise ValueError(f"unknown setting {name}")
-        maybe(of_type(TYPES[name]))(value, name)
+        maybe(of_type(TYPES[name]))(value, name_of(name))
 
 
 def with_defaults(text: str) -> str:
@@ -365,12 +365,12 @@ Settings.__doc__ = with_defaults(Settings.__doc__ or "")
 
 def check(values: dict[str, Any]) -> None:
     """Raise a ValueError for values of another type, and for numbers that are out of range or do not go together."""
-    check_types(values)
+    check_types(values, option)
     for name in POSITIVE:
         if values.get(name) is not None and values[name] < 1:
             raise ValueError(f"{option(name)} must be at least 1, got {values[name]}")
     for name, most in limits.SETTINGS.items():
-        limits.at_most(name, values.get(name), most)
+        limits.at_most(option(name), values.get(name), most)
     for name in NOT_NEGATIVE:
         if values[name] < 0:
             raise ValueError(f"{option(name)} must not be negative, got {values[name]}")
