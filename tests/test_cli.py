@@ -1,5 +1,8 @@
 """The command line: what it prints, and its exit codes."""
 
+import subprocess
+import sys
+
 import pytest
 
 from linformers.cli import app, launch
@@ -53,6 +56,29 @@ def test_completion_is_shown(shell: str, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_quick_prediction_has_a_short_input(capsys: pytest.CaptureFixture[str]) -> None:
     assert launch("bench", "time", "--quick") == 0
     assert "SEQUENCE LENGTH: 200\nBATCH SIZE:      2\n" in capsys.readouterr().out
+
+
+WARNING = """
+import logging, sys, warnings
+sys.argv = ["linformers"]
+from linformers.cli.quiet import quiet
+quiet()
+from linformers import Linformer
+for _ in range(2):
+    Linformer(input_size=5, channels=6, dim_k=7, nhead=2, depth=1)
+warnings.warn("of another package")
+logging.getLogger("torch.onnx").warning("of torch")
+"""
+
+
+@pytest.mark.parametrize(("options", "others"), [([], False), (["-W", "default"], True)], ids=["a pipe", "asked for"])
+def test_warnings_of_other_packages_are_not_in_a_pipe(options: list[str], others: bool) -> None:
+    done = subprocess.run([sys.executable, *options, "-c", WARNING], capture_output=True, text=True, check=True)
+    assert "more slots than positions" in done.stderr
+    assert ("of another package" in done.stderr) == others
+    if not others:
+        assert done.stderr.startswith("warning: k = 7 slots for at most 5 positions")
+        assert len(done.stderr.splitlines()) == 1  # one line, and once
 
 
 def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,8 @@
 import dataclasses
 import io
 import json
+import subprocess
+import sys
 
 import pytest
 from training_cases import SMALL
@@ -189,6 +191,30 @@ def test_options_of_a_nested_command(tmp_path, capsys):
     path.write_text("[bench.time]\nnum-heads = 0\n")
     assert launch("bench", "time", config=path) == 1
     assert "num-heads must be at least 1, got 0" in said(capsys)[1]
+
+
+@pytest.mark.slow
+def test_nothing_of_other_packages_is_in_a_pipe(text, tmp_path):
+    """No loading bars, no warnings, no logs: whatever a command prints there is its own."""
+    from transformers import BertConfig, BertModel
+
+    bert = BertConfig(vocab_size=31, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16)
+    BertModel(bert).save_pretrained(tmp_path / "bert")
+    run, sizes = str(tmp_path / "run"), ["--k", "3", "--max-len", "16", "--out", str(tmp_path / "new")]
+    for words in (
+        ["train", "--task", "clm", "--data", str(text), "--out", run, *OPTIONS, "--precision", "bf16", "--recompute"],
+        ["evaluate", run],
+        ["generate", run, "the cat"],
+        ["export", run],
+        ["export", run, "--format", "torch-export"],
+        ["linearize", str(tmp_path / "bert"), *sizes],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "linformers", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert done.returncode == 0, done.stdout
+        for sign in ("Warning", "it/s", "%|", "site-packages", "\r"):
+            assert sign not in done.stdout, f"{words[0]}: {done.stdout}"
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])

@@ -24,6 +24,7 @@ from linformers.cli.heads import heads
 from linformers.cli.linearize import linearize
 from linformers.cli.plot import plot
 from linformers.cli.prepare import prepare
+from linformers.cli.quiet import quiet
 from linformers.cli.report import report
 from linformers.cli.spectrum import spectrum
 from linformers.cli.train import train
@@ -86,4 +87,5 @@ def launch(
 
 def main() -> None:
     """The ``linformers`` command."""
+    quiet()
     sys.exit(app.meta(result_action="return_value"))
