@@ -229,7 +229,7 @@ class LinformerLM(nn.Module):
 
     def new_state(self, batch: int) -> DecodingState:
         """An empty decoding state for ``batch`` rows."""
-        return self.body.linformer.new_state(batch)
+        return self.body.linformer.new_state(batch, self.body.token_emb.weight)
 
     def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
         """The next token of each row, ``(b,)``, to the logits of the one after it, ``(b, num_tokens)``."""
