@@ -108,6 +108,17 @@ def test_more_slots_than_positions_work_and_warn():
     assert layer(*inputs)[1].shape == (B, N, 17)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("method", METHODS)
+def test_scores_beyond_the_range_of_float16_are_finite(method, causal):
+    layer = LinearMultiheadAttention(E, 2, seq_len=13, proj_k=13, method=method, causal=causal).half()
+    x = 1000 * torch.randn(13, 2, E, dtype=torch.float16)
+    for need_weights in (False, True):
+        output, weights = layer(x, x, x, need_weights=need_weights)
+        assert output.isfinite().all()
+        assert weights is None or (weights.isfinite().all() and weights.dtype == torch.float16)
+
+
 # Masks
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from model_cases import holes
 
+from linformers import LinearMultiheadAttention
 from linformers.blocks import attend_blocks
 from linformers.causal import CausalState, block_sizes, compress_blocks, compress_finished
 from linformers.layers import Attention
@@ -282,6 +283,34 @@ def test_only_blocks_that_are_seen_as_slots_are_compressed(n):
     all_k, all_v, _ = compress_blocks(k[:, :, :whole], v[:, :, :whole], projection)
     torch.testing.assert_close(slot_k, all_k[:, :, : slot_k.shape[2]])
     torch.testing.assert_close(slot_v, all_v[:, :, : slot_v.shape[2]])
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("method", ["learnable", "convolution"])
+@pytest.mark.parametrize("sharing", ["none", "headwise", "kv", "layerwise"])
+def test_zero_blocks_leave_the_projections_in_the_graph(sharing, method, need_weights):
+    layer = LinearMultiheadAttention(
+        10, 2, seq_len=7 * C, proj_k=7 * R, param_sharing=sharing, method=method, causal=True, block_size=C
+    )
+    for n, seen in ((2 * C, False), (2 * C + 1, True)):
+        layer.zero_grad()
+        x = torch.randn(n, 2, 10)
+        layer(x, x, x, need_weights=need_weights)[0].square().sum().backward()
+        assert all(p.grad is not None for p in layer.parameters())
+        assert all(bool(p.grad.any()) is seen for p in layer.projection.parameters())
+
+
+def test_zero_blocks_are_not_compressed_where_nothing_is_trained():
+    k, v = (torch.randn(2, 2, 2 * C, WIDTH) for _ in range(2))
+    calls = []
+    for method, trained in (("learnable", True), ("mean", False)):
+        projection = make_projection(C, R, sharing="kv", method=method)
+        projection.register_forward_hook(lambda *_, method=method: calls.append(method))
+        with torch.no_grad():
+            compress_finished(k, v, projection)
+        assert method not in calls
+        compress_finished(k, v, projection)
+        assert (method in calls) is trained
 
 
 # Law 4, at the layer

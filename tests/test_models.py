@@ -32,7 +32,7 @@ from torch import nn
 
 from linformers import LinformerClassifier, LinformerLM
 from linformers.layers import SinusoidalPositions
-from linformers.models import TEXT_DEFAULTS
+from linformers.models import TEXT_DEFAULTS, pool
 
 TEXTS = {
     "plain": {},
@@ -343,6 +343,19 @@ def test_poolings_equal_their_definitions():
                 pooled = sum(s * v for s, v in zip(scores, vectors, strict=True))
             expected = model.to_classes(pooled)
             torch.testing.assert_close(model(ids, mask)[row], expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_pooling_of_long_texts_in_half_precision(dtype):
+    n = 70001  # more than float16 can count
+    x = (20.0 + torch.arange(n) % 5).to(dtype).view(1, n, 1).expand(2, n, 3)
+    keep = torch.arange(n) < torch.tensor([n, n - 4])[:, None]
+    weigh = torch.nn.Linear(3, 1).to(dtype)
+    torch.nn.init.zeros_(weigh.weight)  # all weights equal: the mean again
+    for weigher in (None, weigh):
+        found = pool(x, keep, weigh=weigher)
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.float(), torch.full((2, 3), 22.0), rtol=2 * torch.finfo(dtype).eps, atol=0)
 
 
 # Bad input

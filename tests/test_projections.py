@@ -1,6 +1,7 @@
 """Projections: their slots, masks, starts, errors, and what ``resample`` keeps."""
 
 import copy
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -372,3 +373,49 @@ def test_repr_and_type():
     projection = make_projection(13, 7, heads=5, sharing="none")
     assert isinstance(projection, Projection)
     assert "max_len=13, k=7, parts=2, heads=5" in repr(projection)
+
+
+# Half precision
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("k", [1, 7])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_means_of_long_segments_in_half_precision(dtype, k, masked):
+    n = 70001  # more than float16 can count
+    projection = make_projection(n, k, method="mean")
+    x = (20.0 + torch.arange(n) % 5).to(dtype).view(1, 1, n, 1)
+    keep = torch.arange(n)[None] % 3 > 0 if masked else None
+    exact = projection(x.double(), keep).content
+    for y, context in ((x, nullcontext()), (x.float(), torch.autocast("cpu", dtype))):
+        with context:
+            found = projection(y, keep).content
+        torch.testing.assert_close(found.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=0)
+        assert found.dtype == y.dtype
+    sums = projection.begin(x, n)
+    for start in range(0, n, 257):
+        some = slice(start, min(n, start + 257))
+        projection.add_piece(sums, x[:, :, some], start, None if keep is None else keep[:, some])
+    found = projection.finish(sums).content
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("method", METHODS)
+def test_many_pieces_in_half_precision_add_up_like_the_whole(method, dtype):
+    n, k = 4099, 3
+    projection = make_projection(n, k, sharing="kv", method=method).to(dtype)
+    x = torch.randn(1, 1, n, 5).to(dtype)
+    sums = projection.begin(x, n)
+    with torch.no_grad():
+        for start in range(n):
+            projection.add_piece(sums, x[:, :, start : start + 1], start)
+        whole = projection.double()(x.double())
+    found = projection.finish(sums)
+    assert found.content.dtype == dtype
+    error = 4 * torch.finfo(dtype).eps * whole.content.abs().max().item()
+    torch.testing.assert_close(found.content.double(), whole.content, rtol=0, atol=error)
+    if whole.mass is not None:
+        mass = whole.mass()
+        torch.testing.assert_close(found.mass().double(), mass, rtol=0, atol=error * max(1.0, mass.abs().max().item()))

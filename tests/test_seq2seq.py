@@ -397,3 +397,14 @@ def test_the_named_options_of_the_experiments_train_one_step():
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tgt[:, 1:].flatten()).backward()
     optimizer.step()
     assert all(not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
+@pytest.mark.parametrize("sharing", ["none", "layerwise"])
+@pytest.mark.parametrize("cross_attention", ["linformer", "full"])
+def test_every_parameter_has_a_gradient_at_every_length(sharing, cross_attention):
+    for options in ({}, {"reversible": True}, {"checkpoint_level": "C2"}):
+        model = make_encdec(parameter_sharing=sharing, cross_attention=cross_attention, **options)
+        for s, t in ((1, 1), (5, 6), (13, 7)):
+            model.zero_grad()
+            model(source(2, s), tokens(2, t)).square().sum().backward()
+            assert [name for name, p in model.named_parameters() if p.grad is None] == []

@@ -1,6 +1,7 @@
 """Law 5: a shared projection exists once, in memory, in a checkpoint and across processes."""
 
 import copy
+import os
 import pickle
 import subprocess
 import sys
@@ -166,15 +167,58 @@ DDP = """
 """
 
 
-def test_two_processes_have_the_gradients_of_one(tmp_path):
+LENGTHS = """
+    import sys
+    import torch, torch.distributed as dist, torch.multiprocessing as mp
+    from torch.nn.parallel import DistributedDataParallel
+    from model_cases import C, make_causal_lm, make_encdec, source_ids, tokens
+
+    def work(rank, store):
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+        for sharing in ("layerwise", "none"):
+            for options in ({}, {"checkpoint_level": "C1"}, {"reversible": True}):
+                torch.manual_seed(0)
+                lm, encdec = (make(parameter_sharing=sharing, **options) for make in (make_causal_lm, make_encdec))
+                compare(rank, lm, lambda n: [tokens(4, n)])
+                compare(rank, encdec, lambda n: [source_ids(4, n), tokens(4, n)])
+        dist.destroy_process_group()
+
+    def gradients(model, parallel, ids):
+        model.zero_grad()
+        parallel(*ids).square().sum().backward()
+        return [p.grad for p in model.parameters()]
+
+    def compare(rank, model, draw):
+        parallel = DistributedDataParallel(model)
+        for n in (3 * C, C, 3 * C):  # with and without blocks that are compressed
+            ids = draw(n)
+            whole = gradients(model, model, ids)
+            found = gradients(model, parallel, [part[2 * rank : 2 * rank + 2] for part in ids])
+            torch.testing.assert_close([2 * gradient for gradient in found], whole)
+
+    if __name__ == "__main__":
+        mp.spawn(work, (f"{sys.argv[1]}/store",), nprocs=2)
+        print("equal")
+"""
+
+
+@pytest.mark.parametrize("source", [DDP, LENGTHS], ids=["sharing", "lengths"])
+def test_two_processes_have_the_gradients_of_one(source, tmp_path):
     script = tmp_path / "ddp.py"
-    script.write_text(textwrap.dedent(DDP))
+    script.write_text(textwrap.dedent(source))
     here = str(Path(__file__).parent)
     done = subprocess.run(
         [sys.executable, script, tmp_path],
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": here, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PATH": ""},
+        timeout=300,
+        env={
+            "PYTHONPATH": os.pathsep.join([here, *sys.path]),
+            "OMP_NUM_THREADS": "1",
+            "GLOO_SOCKET_IFNAME": "lo",
+            "PATH": "",
+        },
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "equal"

@@ -827,6 +827,28 @@ def test_all_methods_and_sharings_train(options, method):
         assert all(p.grad is not None and p.grad.any() for p in model.parameters())
 
 
+@pytest.mark.parametrize("n", [1, 2 * C, 2 * C + 1])
+@pytest.mark.parametrize("options", **by_name(STACKS))
+def test_every_parameter_has_a_gradient_at_every_length(options, n):
+    model = make_stack(options)
+    for mask in (None, torch.arange(n) >= torch.tensor([0, n // 2])[:, None]):
+        model.zero_grad()
+        model(inputs(2, n), mask).square().sum().backward()
+        assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("method", ["learnable", "convolution"])
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_blocks_that_no_query_sees_as_slots_give_a_gradient_of_zeros(sharing, method):
+    model = make_stack(CAUSAL["plain"] | {"parameter_sharing": sharing, "method": method})
+    for n, seen in ((2 * C, False), (2 * C + 1, True)):
+        model.zero_grad()
+        model(inputs(2, n)).square().sum().backward()
+        parameters = [p for m in model.modules() if isinstance(m, Projection) for p in m.parameters()]
+        assert parameters
+        assert all(p.grad is not None and bool(p.grad.any()) is seen for p in parameters)
+
+
 # The user's own projections
 
 
@@ -860,6 +882,24 @@ def test_a_module_of_ones_own_in_a_causal_stack():
     own.load_state_dict(mean.state_dict())
     x = inputs(2, 19)
     torch.testing.assert_close(own(x), mean(x))
+
+
+def test_a_module_that_takes_no_empty_batch_has_a_gradient_at_every_length():
+    class Shorten(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.matrix = torch.nn.Parameter(torch.randn(R, C))
+
+        def forward(self, x):
+            if not len(x):
+                raise RuntimeError("an empty batch")
+            return self.matrix @ x
+
+    model = make_stack(CAUSAL["plain"] | {"method": Shorten()})
+    for n, seen in ((2 * C, False), (2 * C + 1, True)):
+        model.zero_grad()
+        model(inputs(2, n), torch.ones(2, n, dtype=torch.bool)).square().sum().backward()
+        assert bool(model.projection.maps[0].matrix.grad.any()) is seen
 
 
 # Parameter counts

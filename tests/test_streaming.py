@@ -173,6 +173,25 @@ def test_files_and_iterators(options: dict, tmp_path: Path) -> None:
     same(stream(model, iter(x.split([1, 1, 6, 9], 1)), mask, chunk=5, length=17), expected)
 
 
+def test_bfloat16_is_written_to_an_array_of_single_precision() -> None:
+    model = make_stack({"local_kernel": 3, "depth": 3}).bfloat16().eval()
+    x, mask = torch.randn(2, 17, CHANNELS).bfloat16(), holes(2, 17)
+    out = numpy.zeros((2, 17, CHANNELS), dtype=numpy.float32)
+    assert stream(model, x.float().numpy(), mask, chunk=5, out=out) is out
+    assert torch.equal(torch.from_numpy(out), stream(model, x, mask, chunk=5).float())
+
+
+def test_a_model_without_parameters() -> None:
+    model = Linformer(N, CHANNELS, 7, attention="none", include_ff=False, rotary=True, nhead=5).eval()
+    assert not list(model.parameters())
+    x = torch.randn(2, 17, CHANNELS)
+    assert torch.equal(stream(model, x, chunk=5), x)
+    assert torch.equal(stream(model, x.numpy(), chunk=5), x)
+    assert torch.equal(stream(model, iter(x.split(4, 1)), length=17), x)
+    causal = Linformer(N, CHANNELS, 7, attention="none", include_ff=False, causal=True, nhead=5)
+    assert torch.equal(causal.step(x[:, :1], causal.new_state(2)), x[:, :1])
+
+
 def test_the_input_stays_as_it_was() -> None:
     model, x = make_stack({"local_kernel": 3}).eval(), torch.randn(2, 17, CHANNELS, dtype=torch.float64)
     before = x.clone()
@@ -239,6 +258,20 @@ def test_bad_input() -> None:
             r"7 positions in all; got one of shape \(1, 5, 10\) at position 5",
         ),
         (lambda: stream(model, iter([]), length=7), "the pieces ended at position 0 of 7"),
+        (
+            lambda: stream(model, iter([x, x.expand(3, -1, -1)]), length=10),
+            r"\(batch=1, c, channels=10\).* got one of shape \(3, 5, 10\) at position 5",
+        ),
+        (
+            lambda: stream(model, iter([x.expand(3, -1, -1), x]), length=10),
+            r"\(batch=3, c, channels=10\).* got one of shape \(1, 5, 10\) at position 5",
+        ),
+        (lambda: stream(model, iter([x, x[0]]), length=10), r"got one of shape \(5, 10\) at position 5"),
+        (
+            lambda: stream(model, x, out=torch.zeros(x.shape, dtype=torch.long)),
+            "floating-point numbers, got torch.int64",
+        ),
+        (lambda: stream(model, x, out=numpy.zeros(x.shape, dtype=int)), "floating-point numbers, got int64"),
     ):
         with pytest.raises(ValueError, match=message):
             run()

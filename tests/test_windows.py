@@ -60,3 +60,15 @@ def test_windows_of_pads_do_not_count() -> None:
 def test_impossible_windows_are_refused() -> None:
     with pytest.raises(ValueError, match="got 5 and 5"):
         in_windows(lambda x, mask: x, torch.zeros(1, 9, 1), window=5, overlap=5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("by_position", [True, False])
+def test_half_precision_is_merged_in_single_precision(dtype: torch.dtype, by_position: bool) -> None:
+    def model(x: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        return x if by_position else x.mean(1)
+
+    x = torch.full((1, 20011, 2), 40.0, dtype=dtype)
+    found = in_windows(model, x, window=4001)
+    assert found.dtype == dtype
+    assert torch.equal(found, x if by_position else x[:, 0])

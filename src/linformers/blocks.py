@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from linformers.functional import View, attend, drop, repeat_heads, seen_through
+from linformers.functional import View, attend, drop, repeat_heads, score, seen_through
 
 
 def attend_blocks(
@@ -155,7 +155,7 @@ def _attend_all(
     views: Sequence[View] = (),
 ) -> tuple[Tensor, Tensor]:
     """The output in blocks, ``(b, h, m, c, d)``, and the weights ``(b, h, m, c, k + 2 c)``, or ``k + 3 c``, as ``views`` show them."""
-    b, h, n, d = q.shape
+    b, h, n, _ = q.shape
     causal = slots_per_block is not None
     slots, blocks = slot_keys.shape[2], block_count(n, block)
     k, v, slot_keys, slot_values = (repeat_heads(x, h) for x in (k, v, slot_keys, slot_values))
@@ -174,9 +174,9 @@ def _attend_all(
         slot_mask = slot_mask & finished[:, None]
     mask = torch.cat([slot_mask.expand(b, 1, blocks, block, slots), near_mask.expand(b, 1, blocks, block, -1)], -1)
 
-    scores = torch.cat([queries @ slot_keys[:, :, None].mT, queries @ near_k.mT], -1) * d**-0.5
+    scores = torch.cat([score(queries, slot_keys[:, :, None]), score(queries, near_k)], -1)
     scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-    weights = scores.softmax(-1).masked_fill(~mask, 0.0)
+    weights = scores.softmax(-1).masked_fill(~mask, 0.0).to(v.dtype)
     if dropout:
         weights = drop(weights, dropout)
     shown, weights = seen_through(weights, views)

@@ -99,7 +99,9 @@ def compress_finished(
         kept = None if keep is None else cut(keep[..., None].to(keys.dtype), c).flatten(1) > 0
         return compress_blocks(keys, values, projection, slots, kept)
     finished = max(0, -(-n // c) - 2) * c
-    if slots == 0 or finished == 0:
+    # Zero blocks are compressed too while training: with every parameter in the graph of every batch, DDP waits for none in vain.
+    trained = torch.is_grad_enabled() and any(p.requires_grad for p in projection.parameters())
+    if slots == 0 or (finished == 0 and not trained):
         return keys[:, :, :0], values[:, :, :0], None
     kept = None if keep is None else keep[:, :finished]
     return compress_blocks(keys[:, :, :finished], values[:, :, :finished], projection, slots, kept)

@@ -65,7 +65,7 @@ def attend_with_weights(
         The output ``(b, h, n, d)`` and the weights ``(b, h, n, k)``, after dropout as in ``nn.MultiheadAttention``.
     """
     k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)  # (b, h, n, k)
+    scores = score(q, k)  # (b, h, n, k)
     if keep is not None:
         excluded = ~(keep[:, None, None] if keep.dim() == 2 else keep)
         # The smallest number instead of -inf, and zeros afterwards: a row without any slot then gives 0, not NaN.
@@ -73,6 +73,7 @@ def attend_with_weights(
         weights = scores.softmax(-1).masked_fill(excluded, 0.0)
     else:
         weights = scores.softmax(-1)
+    weights = weights.to(v.dtype)
     if dropout:
         weights = drop(weights, dropout)
     shown, weights = seen_through(weights, views)
@@ -91,6 +92,13 @@ def seen_through(x: Tensor, views: Sequence[View]) -> tuple[Tensor, Tensor]:
     for view in reversed(views):
         used = view.back(used)
     return shown, used
+
+
+def score(q: Tensor, k: Tensor) -> Tensor:
+    """Scaled products of queries ``(..., n, d)`` and keys ``(..., k, d)``: ``(..., n, k)``; in float32 if they are float16, which ends at 65504."""
+    if q.dtype == torch.float16:
+        q, k = q.float(), k.float()
+    return (q * q.shape[-1] ** -0.5) @ k.mT
 
 
 def drop(x: Tensor, p: float) -> Tensor:
@@ -282,6 +290,32 @@ def filled(real: Tensor, keep: Tensor | None, always: bool = True) -> Tensor | N
     return None if keep is None and always and not torch.compiler.is_exporting() else real.any(-1)
 
 
+def single(dtype: torch.dtype) -> torch.dtype:
+    """The type to add up numbers of ``dtype`` in: float32, or a larger one."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def weighted_sum(weights: Tensor, x: Tensor) -> Tensor:
+    """Add up the positions of ``(..., w, d)`` with weights ``(..., w)``: ``(..., d)``, never in float16, whose range a sum may leave."""
+    dtype = torch.float32 if x.dtype == torch.float16 else x.dtype
+    if autocast_type(x) == torch.float16:  # which takes a product, but not a sum, to float16
+        return (weights[..., None].to(dtype) * x).sum(-2)
+    return (weights[..., None, :].to(dtype) @ x.to(dtype)).squeeze(-2)
+
+
+def mean_of(member: Tensor, x: Tensor) -> Tensor:
+    """The mean over the positions of ``(..., w, d)`` that are True in ``member`` ``(..., w)``, zeros if none is: ``(..., d)``."""
+    total = weighted_sum(member, x)
+    count = member.sum(-1, keepdim=True).clamp(min=1).to(single(x.dtype))  # float16 ends at 65504
+    return (total.to(count.dtype) / count).to(x.dtype)
+
+
+def autocast_type(x: Tensor) -> torch.dtype | None:
+    """What autocast takes the products of ``x`` to; None where it is off."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
+
+
 def multiply(matrix: Tensor, x: Tensor) -> Tensor:
     """E x for rows ``(heads or 1, c, k)`` and positions ``(b, h or 1, c, d)``: ``(b, h, k, d)``, or ``(b, 1, k, d)`` if both have one."""
     if len(matrix) == 1 and x.shape[1] == 1:  # squeezed: an index would fill a gradient of zeros first
@@ -305,7 +339,7 @@ def multiply_by_one(matrix: Tensor, x: Tensor) -> Tensor:
     time, but make as many gradients ``(c, k)``; so not if those take more room than the copy.
     """
     # An export is for batches of all sizes; autocast would copy the matrix for each sample.
-    if torch.compiler.is_exporting() or (x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)):
+    if torch.compiler.is_exporting() or autocast_type(x) is not None:
         return matrix @ x
     if x.shape[0] == 1:
         return (matrix @ x.squeeze(0))[None]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linformers.functional import align_left, take
+from linformers.functional import align_left, blank, mean_of, single, take, weighted_sum
 from linformers.generation import Generation, Start, generate, stream
 from linformers.layer import DecodingState, Trace
 from linformers.layers import Dropout, Memory, SinusoidalPositions
@@ -231,7 +231,7 @@ class LinformerLM(nn.Module):
 
     def new_state(self, batch: int) -> DecodingState:
         """An empty decoding state for ``batch`` rows."""
-        return self.body.linformer.new_state(batch)
+        return self.body.linformer.new_state(batch, self.body.token_emb.weight)
 
     def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
         """The next token of each row, ``(b,)``, to the logits of the one after it, ``(b, num_tokens)``."""
@@ -370,8 +370,8 @@ def pool(x: Tensor, keep: Tensor, *, first: bool = False, weigh: nn.Module | Non
     if first:
         return x[torch.arange(len(x), device=x.device), keep.int().argmax(1)]
     if weigh is not None:
-        scores = weigh(x).squeeze(-1).masked_fill(~keep, torch.finfo(x.dtype).min)
-        share = scores.softmax(1).masked_fill(~keep, 0.0)
-    else:
-        share = keep.to(x.dtype) / keep.sum(1, keepdim=True).clamp(min=1)
-    return (share[:, None].to(x.dtype) @ x.masked_fill(~keep[..., None], 0.0)).squeeze(1)
+        scores = weigh(x).squeeze(-1)
+        scores = scores.to(single(scores.dtype))
+        scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
+        return weighted_sum(scores.softmax(1).masked_fill(~keep, 0.0), blank(x, keep)).to(x.dtype)
+    return mean_of(keep, blank(x, keep))

@@ -19,13 +19,16 @@ from linformers.functional import (
     blank,
     filled,
     first_rows,
+    mean_of,
     member_piece,
     member_windows,
     multiply,
     multiply_ones,
     piece_windows,
     segment_windows,
+    single,
     used_segments,
+    weighted_sum,
 )
 
 KEY, VALUE = 0, 1
@@ -59,11 +62,13 @@ class Sums(NamedTuple):
         content: ``(b, h or 1, k, d)``.
         mass: ``(b, h or 1, k)``, what that of :class:`Slots` returns.
         tokens: ``(b, k)``, how many real tokens are in the window of each slot.
+        dtype: that of the sequence; content and mass are at least float32, in which many pieces add up without loss.
     """
 
     content: Tensor
     mass: Tensor
     tokens: Tensor
+    dtype: torch.dtype
 
 
 class Projection(nn.Module, ABC):
@@ -132,7 +137,8 @@ class Projection(nn.Module, ABC):
         """Nothing yet of a sequence of ``length`` positions, whose pieces look like ``x`` ``(b, h or 1, c, d)``."""
         b, h, _, d = x.shape
         k, heads = self._used(length, self.k if k is None else k), max(h, self.heads)
-        return Sums(x.new_zeros(b, heads, k, d), x.new_zeros(b, heads, k), x.new_zeros(b, k, dtype=torch.long))
+        content, mass = (x.new_zeros(b, heads, k, *more, dtype=single(x.dtype)) for more in ([d], []))
+        return Sums(content, mass, x.new_zeros(b, k, dtype=torch.long), x.dtype)
 
     def add_piece(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
@@ -143,7 +149,7 @@ class Projection(nn.Module, ABC):
     def finish(self, sums: Sums) -> Slots:
         """What :meth:`forward` would have made of all pieces at once."""
         real = sums.tokens > 0
-        return Slots(sums.content, lambda: sums.mass, None if bool(real.all()) else real)
+        return Slots(sums.content.to(sums.dtype), lambda: sums.mass, None if bool(real.all()) else real)
 
     def _used(self, length: int, k: int) -> int:
         """How many slots an input of ``length`` gets."""
@@ -224,7 +230,7 @@ class Dense(Projection):
         sums.mass.add_(multiply_ones(rows, keep))
 
     def finish(self, sums: Sums) -> Slots:
-        return Slots(sums.content, lambda: sums.mass, None)
+        return Slots(sums.content.to(sums.dtype), lambda: sums.mass, None)
 
     def _used(self, length: int, k: int) -> int:
         return k
@@ -352,20 +358,19 @@ class Mean(Projection):
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         windows, member = member_windows(x, keep, self.max_len, k)  # (b, used, w, d), (b or 1, used, w)
-        total = (member[:, :, None].to(x.dtype) @ windows).squeeze(2)  # (b, used, d)
-        content = total / member.sum(-1, keepdim=True).clamp(min=1)
+        content = mean_of(member, windows)  # (b, used, d)
         return Slots(content[:, None], None, filled(member, keep, always=k <= self.max_len))
 
     def add_piece(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         some, windows, member = member_piece(x, offset, keep, self.max_len, self.k if k is None else k)
-        sums.content[:, 0, some] += (member[:, :, None].to(x.dtype) @ windows).squeeze(2)
+        sums.content[:, 0, some] += weighted_sum(member, windows)
         sums.tokens[:, some] += member.sum(-1)
 
     def finish(self, sums: Sums) -> Slots:
-        content, _, keep = super().finish(sums)
-        return Slots(content / sums.tokens.clamp(min=1)[:, None, :, None], None, keep)
+        total = sums.content / sums.tokens.clamp(min=1)[:, None, :, None]
+        return Slots(total.to(sums.dtype), None, super().finish(sums).keep)
 
 
 class Max(Projection):
@@ -411,6 +416,10 @@ class Custom(Projection):
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         whole = F.pad(blank(x[:, 0], keep), (0, 0, 0, self.max_len - x.shape[2]))  # (b, max_len, d)
+        if not torch.compiler.is_compiling() and not len(whole):  # which not every module takes
+            return Slots(
+                self._nothing(whole, part)[:, None, :k], None, None if keep is None else keep[:, :1].expand(0, k)
+            )
         content = self.maps[part](whole)
         expected = (whole.shape[0], self.k, whole.shape[2])
         if content.shape != expected:
@@ -420,6 +429,11 @@ class Custom(Projection):
         # A module may make something of nothing (a bias); a sample without a token has no slots all the same.
         real = None if keep is None else keep.any(1, keepdim=True).expand(-1, k)
         return Slots(content[:, None, :k], None, real)
+
+    def _nothing(self, whole: Tensor, part: int) -> Tensor:
+        """The content of an empty batch, ``(0, k, d)``, with all parameters in its graph."""
+        parts = (p.flatten()[:0].to(whole.dtype) for p in self.maps[part].parameters())
+        return torch.cat([whole.flatten(), *parts]).view(0, self.k, whole.shape[2])
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
         raise ValueError("a projection module of your own cannot be resampled here; build it for the new sizes")

@@ -438,7 +438,7 @@ class Linformer(nn.Module):
         """An empty decoding state for ``batch`` rows, in the device and dtype of ``like`` (by default, of the parameters)."""
         if not self.causal:
             raise ValueError("only a causal stack can decode step by step; build it with causal=True")
-        like = next(self.parameters()) if like is None else like
+        like = next(self.parameters(), torch.empty(0)) if like is None else like
         layers = []
         for layer in self._each():
             state = LayerState()

@@ -45,6 +45,7 @@ def stream(
         mask: ``(b, n)``, True where a token is real.
         chunk: positions of a piece; None picks a good size.
         out: where to write, ``(b, n, channels)``: a tensor, or a numpy array, for example a memory-mapped file; not ``x`` itself.
+            Rows wait there between the layers too, in its type. (numpy has no bfloat16: take float32.)
         length: n, if ``x`` is an iterator and there is no ``out``.
 
     Returns:
@@ -63,7 +64,7 @@ def stream(
     """
     if (why := obstacle(model)) is not None:
         raise ValueError(f"this model cannot run in pieces: {why}")
-    like = next(model.parameters())
+    like = next(model.parameters(), x if isinstance(x, Tensor) else torch.empty(0))
     if isinstance(x, Tensor | numpy.ndarray):
         if len(x.shape) != 3:
             raise ValueError(f"expected x of shape (batch, length, channels={model.channels}), got {tuple(x.shape)}")
@@ -91,21 +92,24 @@ def stream(
         raise ValueError(
             f"out must be (batch, length, channels) = {(batch, n, model.channels)}, got {tuple(out.shape)}"
         )
+    elif not (out.is_floating_point() if isinstance(out, Tensor) else out.dtype.kind == "f"):
+        raise ValueError(f"out must hold floating-point numbers, got {out.dtype}")
 
     layers, inner = each_layer(model), out
     if any(layer.channels != model.channels for layer in layers):
         inner = first.new_empty(batch, n, layers[-1].channels)
     # A first layer that takes the input as it is reads it where it lies; otherwise the rows wait in the output.
     ready = whole if mask is None and layers[0].mixing is None else None
-    entrance = _Entrance(model, layers[0], n, mask, out if ready is None else None)
+    entrance = _Entrance(model, layers[0], batch, n, mask, out if ready is None else None)
     for piece in pieces:
+        entrance.check(piece)
         entrance.push(blank(piece, entrance.keep(entrance.taken, piece.shape[1])))
     source: Rows = out if ready is None else ready
     for i, layer in enumerate(layers):
         memory = entrance.finish()
         door: _Entrance | _Exit = _Exit(model, out)
         if i + 1 < len(layers):
-            door = entrance = _Entrance(model, layers[i + 1], n, mask, inner)
+            door = entrance = _Entrance(model, layers[i + 1], batch, n, mask, inner)
         for start in range(0, n, step):
             stop = min(start + step, n)
             door.push(layer(read(source, start, stop, like), branches(model, layer, memory, start, stop)))
@@ -158,31 +162,32 @@ def write(rows: Rows, start: int, x: Tensor) -> None:
     if isinstance(rows, Tensor):
         rows[:, start : start + x.shape[1]] = x
     else:
-        rows[:, start : start + x.shape[1]] = x.cpu().numpy()
+        rows[:, start : start + x.shape[1]] = (x.float() if x.dtype == torch.bfloat16 else x).cpu().numpy()
 
 
 def branches(model: Linformer, layer: Layer, memory: Memory | None, start: int, stop: int) -> list[tuple[str, Run]]:
     """The branches of a layer behind its local mixing, for the rows from ``start`` to ``stop``."""
     found: list[tuple[str, Run]] = []
     if (attention := layer.attention) is not None and memory is not None:
-        rotate = rotation(model, start, stop)
+        rotate = rotation(model, start, stop, memory.keys.device)
         found.append(("attention", lambda x: attention.look_up(x, memory, rotate=rotate)[0]))
     if layer.ff is not None:
         found.append(("ff", layer.ff))
     return found
 
 
-def rotation(model: Linformer, start: int, stop: int) -> Rotate | None:
+def rotation(model: Linformer, start: int, stop: int, device: torch.device) -> Rotate | None:
     """What turns queries and keys of these positions, if the model has rotary positions."""
-    device = next(model.parameters()).device
     return rotary_positions(torch.arange(start, stop, device=device), model.head_dim) if model.rotary else None
 
 
 class _Entrance:
     """What rows pass on their way into a layer: its local mixing, the store they wait in, the slots they are added to."""
 
-    def __init__(self, model: Linformer, layer: Layer, n: int, mask: Tensor | None, store: Rows | None) -> None:
-        self.model, self.layer, self.n, self.mask, self.store = model, layer, n, mask, store
+    def __init__(
+        self, model: Linformer, layer: Layer, batch: int, n: int, mask: Tensor | None, store: Rows | None
+    ) -> None:
+        self.model, self.layer, self.batch, self.n, self.mask, self.store = model, layer, batch, n, mask, store
         self.taken = self.passed = 0  # rows that have come, and rows that are through
         self.held: Tensor | None = None  # the last rows, as they came: neighbours of those that will come
         attention = layer.attention
@@ -192,13 +197,17 @@ class _Entrance:
         """The mask of ``count`` rows."""
         return None if self.mask is None else self.mask[:, start : start + count]
 
-    def push(self, x: Tensor) -> None:
-        """Take the next rows, ``(b, c, ch)``."""
-        if x.dim() != 3 or x.shape[2] != self.layer.channels or self.taken + x.shape[1] > self.n:
+    def check(self, x: Tensor) -> None:
+        """Raise a ValueError for a piece that does not go on where the ones before it ended."""
+        expected = (self.batch, x.shape[1] if x.dim() > 1 else 0, self.layer.channels)
+        if tuple(x.shape) != expected or self.taken + x.shape[1] > self.n:
             raise ValueError(
-                f"expected pieces of shape (batch, c, channels={self.layer.channels}), {self.n} positions in all; "
+                f"expected pieces of shape (batch={self.batch}, c, channels={self.layer.channels}), {self.n} positions in all; "
                 f"got one of shape {tuple(x.shape)} at position {self.taken}"
             )
+
+    def push(self, x: Tensor) -> None:
+        """Take the next rows, ``(b, c, ch)``."""
         self.taken += x.shape[1]
         x = self._mix(x)
         keep, stop = self.keep(self.passed, x.shape[1]), self.passed + x.shape[1]
@@ -206,7 +215,7 @@ class _Entrance:
             write(self.store, self.passed, x)
         if self.slots is not None and x.shape[1]:
             source = self.layer.norms["attention"](x) if self.layer.pre else x
-            self.slots.add(source, self.passed, keep, rotation(self.model, self.passed, stop))
+            self.slots.add(source, self.passed, keep, rotation(self.model, self.passed, stop, x.device))
         self.passed = stop
 
     def _mix(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from linformers.functional import blank
+from linformers.functional import blank, single
 
 
 def in_windows(
@@ -49,19 +49,21 @@ def in_windows(
         by_position = y.dim() >= 3 and y.shape[1] == window
         if total is None or share is None:
             shape = (y.shape[0], n, *y.shape[2:]) if by_position else tuple(y.shape)
-            total = y.new_zeros(shape)
-            share = y.new_zeros(n) if by_position else y.new_zeros(len(y))
+            total = y.new_zeros(shape, dtype=single(y.dtype))
+            share = total.new_zeros(n if by_position else len(y))
         if by_position:
-            edge = torch.arange(1, window + 1, device=y.device, dtype=y.dtype)
+            edge = torch.arange(1, window + 1, device=y.device, dtype=share.dtype)
             weight = torch.minimum(edge, edge.flip(0)).clamp(max=overlap + 1)
             total[:, part] += blank(y, kept) * weight.view(1, -1, *[1] * (y.dim() - 2))
             share[part] += weight
         else:
-            weight = y.new_full((len(y),), window) if kept is None else kept.sum(1).to(y.dtype)
+            weight = share.new_full((len(y),), window) if kept is None else kept.sum(1).to(share.dtype)
             total += y * weight.view(-1, *[1] * (y.dim() - 1))
             share += weight
     if total is None or share is None:
         raise RuntimeError("no window was run")
     if len(total.shape) >= 3 and total.shape[1] == n:
-        return total / share.view(1, -1, *[1] * (total.dim() - 2))
-    return total / share.clamp(min=1).view(-1, *[1] * (total.dim() - 1))
+        mean = total / share.view(1, -1, *[1] * (total.dim() - 2))
+    else:
+        mean = total / share.clamp(min=1).view(-1, *[1] * (total.dim() - 1))
+    return mean.to(y.dtype) if y.is_floating_point() else mean

@@ -314,6 +314,18 @@ def cross_entropy(logits, labels):
     return -(picked * (labels != -100)).sum() / (labels != -100).sum()
 
 
+@pytest.mark.parametrize("sharing", ["none", "layerwise"])
+@pytest.mark.parametrize("kind", [LinformerForCausalLM, LinformerForSeq2SeqLM])
+def test_every_parameter_has_a_gradient_at_every_length(kind, sharing):
+    model = make(kind, sharing=sharing, type_vocab_size=0).train()
+    for n in (1, 2 * C, 2 * C + 1):
+        model.zero_grad()
+        ids = make_ids(2, n)
+        inputs = {"decoder_input_ids": ids} if kind is LinformerForSeq2SeqLM else {}
+        model(input_ids=ids, **inputs).logits.square().sum().backward()
+        assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
 @pytest.mark.parametrize("count", [None, 7, torch.tensor(7)])
 def test_losses_are_means_over_labels(count):
     ids = make_ids()

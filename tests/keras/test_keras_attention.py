@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from keras import layers
-from keras_comparison import QUICK, B, H, K, N, S, T, close, make_inputs, make_layer, to_numpy, trailing
+from keras_comparison import METHODS, QUICK, B, H, K, N, S, T, close, make_inputs, make_layer, to_numpy, trailing
 
 from linformers.keras import LinearMultiHeadAttention, Projection
 
@@ -237,6 +237,29 @@ def test_dtype_policies(policy, method):
     assert {keras.backend.standardize_dtype(x.dtype) for x in (output, scores)} == {layer.compute_dtype}
     close(keras.ops.cast(output, "float32"), exact(*inputs, value_mask=mask), 0.06)
     close(keras.ops.cast(layer(*inputs, value_mask=mask), "float32"), keras.ops.cast(output, "float32"), 0.06)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_large_inputs_in_mixed_float16_stay_finite(method):
+    layer = LinearMultiHeadAttention(4, 16, projection_dim=7, max_length=512, method=method, dtype="mixed_float16")
+    x = (1000 * np.random.default_rng(0).normal(size=(1, 499, 64))).astype("float16")
+    for options in ({}, {"return_attention_scores": True}):
+        output = layer(x, x, **options)
+        for found in output if options else [output]:
+            assert np.isfinite(to_numpy(keras.ops.cast(found, "float32"))).all()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_long_segments_in_half_precision(dtype):
+    n = 70001  # more than float16 can count
+    x = keras.ops.cast(20.0 + np.arange(n).reshape(1, n, 1) % 5, dtype)
+    found = Projection(n, 1, method="mean", dtype=dtype).shorten(x, None, 0).content
+    assert keras.backend.standardize_dtype(found.dtype) == dtype
+    close(keras.ops.cast(found, "float32"), np.full((1, 1, 1), 22.0), 0.01)
+    dense = Projection(n, 1, sharing="kv", dtype=dtype)
+    dense.set_weights([np.full(dense.get_weights()[0].shape, 1 / 8192)])  # which both types hold exactly
+    mass = dense.shorten(x / 8192, None, 0).mass
+    close(keras.ops.cast(mass, "float32"), np.full((1, 1), n / 8192), 0.01)
 
 
 def test_dropout_drops_only_in_training_and_shows_whole_scores():

@@ -11,6 +11,7 @@ import time
 import pytest
 from training_cases import TASKS, Crash, crash_at, rows, run, settings, weights
 
+from linformers.data import prepare
 from linformers.training import Interrupted, load_run, train
 from linformers.training.checkpoints import checkpoints
 
@@ -168,6 +169,41 @@ def test_killing_the_process_changes_nothing(text, tmp_path):
         timeout=300,
     )
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("task", "sizes"), [("clm", "--n 16 --k 4"), ("seq2seq", "--n 48 --k 12")])
+def test_two_processes_train_on_texts_of_at_most_two_blocks(task, sizes, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    # A long text now and then: batches with and without finished blocks follow each other.
+    texts = [" ".join("abcdefg"[: 2 + i % 5] * (6 if i % 11 == 0 else 1)) for i in range(60)]
+    (folder / "text.txt").write_text("\n".join(texts), encoding="utf-8")
+    more = {"targets": [str(folder / "text.txt")]} if task == "seq2seq" else {"documents": "lines"}
+    prepare([str(folder / "text.txt")], folder / "prepared", tokenizer="words", **more)
+    options = f"--preset tiny {sizes} --block-size 8 --width 16 --depth 1 --heads 2 --batch-size 3 --max-steps 7"
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
+    done = subprocess.run(
+        [*launcher, "linformers", "train", "--task", task, "--data", str(folder / "prepared"), *options.split()]
+        + [
+            "--eval-steps",
+            "7",
+            "--save-steps",
+            "7",
+            "--log-steps",
+            "1",
+            "--threads",
+            "1",
+            "--out",
+            str(tmp_path / "run"),
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line["step"] for line in rows(tmp_path / "run") if line["part"] == "train"] == list(range(1, 8))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from keras import ops
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from linformers.keras.masks import check_attention_mask, fold, padding
-from linformers.keras.projections import Projection, Tensor, blank
+from linformers.keras.projections import Projection, Tensor, blank, single
 from linformers.keras.shorten import shorten
 from linformers.projections import METHODS, SHARINGS, STARTS, one_of
 
@@ -278,8 +278,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         q = self._query_dense(query)  # (b, t, h, e)
         k, v, slot_keep = shorten(key, value, self._key_dense, self._value_dense, self.projection, keep)
         dropping = self._dropout > 0.0 and training
-        # JAX's fused kernel wants values as wide as keys and, on the CPU, refuses float16.
-        unfit = self.key_dim != self.value_dim or (self.compute_dtype == "float16" and not self._flash_attention)
+        # JAX's fused kernel wants values as wide as keys and, on the CPU, refuses float16; TensorFlow's has scores in float16.
+        half = self.compute_dtype == "float16" and keras.backend.backend() != "torch" and not self._flash_attention
+        unfit = self.key_dim != self.value_dim or half
         if need_scores or dropping or unfit:
             out, scores = self._attend_with_scores(q, k, v, query_keep, slot_keep, training)
         else:
@@ -291,12 +292,17 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
     def _attend_with_scores(
         self, q: Tensor, k: Tensor, v: Tensor, query_keep: Tensor | None, slot_keep: Tensor | None, training: bool
     ) -> tuple[Tensor, Tensor]:
+        dtype, q, k = (
+            keras.backend.standardize_dtype(v.dtype),
+            single(q),
+            single(k),
+        )  # a product may leave the range of float16
         scores = ops.einsum("bthe,bkhe->bhtk", q * ops.cast(self._inverse_sqrt_key_dim, q.dtype), k)
         mask = None if slot_keep is None else slot_keep[:, None, None, :]
         if query_keep is not None:
             rows = query_keep[:, None, :, None]
             mask = rows if mask is None else ops.logical_and(rows, mask)
-        weights = masked_softmax(scores, mask)
+        weights = ops.cast(masked_softmax(scores, mask), dtype)
         dropped = self._dropout_layer(weights, training=training) if self._dropout > 0.0 else weights
         # Slots that begin past the end of the input were not even computed; their weight is zero.
         gap = self.projection_dim - k.shape[1]
@@ -391,15 +397,13 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
 
 
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the last axis of ``(b, h, t, k)``, in single precision or better; a row without any slot gives zeros.
+    """Softmax over the last axis of ``(b, h, t, k)``, in the type of the scores; a row without any slot gives zeros.
 
     Keras' own warns of a single slot, which is nothing strange here: a short input may fill but one.
     """
-    dtype = keras.backend.standardize_dtype(scores.dtype)
-    scores = ops.cast(scores, keras.backend.result_type(dtype, "float32"))
     highest = scores if mask is None else ops.where(mask, scores, -1e30)
     weights = ops.exp(highest - ops.stop_gradient(ops.max(highest, axis=-1, keepdims=True)))
     if mask is not None:
         weights = ops.where(mask, weights, 0.0)
     total = ops.sum(weights, axis=-1, keepdims=True)
-    return ops.cast(weights / (total if mask is None else ops.where(total > 0, total, 1.0)), dtype)
+    return weights / (total if mask is None else ops.where(total > 0, total, 1.0))

@@ -10,7 +10,7 @@ import keras
 from keras import ops
 
 from linformers.keras.attention import LinearMultiHeadAttention
-from linformers.keras.projections import Tensor
+from linformers.keras.projections import Tensor, single
 
 PADDING = 0
 
@@ -137,7 +137,7 @@ class Linformer(keras.Model):
         x = self.drop(x, training=training)
         for layer in self.encoder:
             x = layer(x, keep, training=training)
-        x = ops.cast(self.norm(x), self.head.compute_dtype)
+        x = single(self.norm(x))
         real = ops.cast(keep, x.dtype)[..., None]
         mean = ops.sum(x * real, axis=1) / ops.maximum(ops.sum(real, axis=1), 1.0)  # (b, d)
         return self.head(mean)

@@ -13,7 +13,7 @@ from keras import ops
 
 from linformers.projections import KEY, METHODS, SHARINGS, STARTS, VALUE, one_of, segment_means
 
-__all__ = ["KEY", "VALUE", "Projection", "Slots", "Tensor", "blank"]
+__all__ = ["KEY", "VALUE", "Projection", "Slots", "Tensor", "blank", "single"]
 
 Tensor = Any  # of whichever backend runs
 
@@ -149,7 +149,7 @@ class Projection(keras.layers.Layer):
             return Slots(ops.einsum("hsk,bshe->bkhe", matrix, x), None, None)
         matrix = matrix[0]
         if keep is None:
-            mass = ops.sum(matrix, axis=0, keepdims=True)  # (1, k)
+            mass = ops.sum(single(matrix), axis=0, keepdims=True)  # (1, k)
         else:
             mass = ops.matmul(ops.cast(keep, matrix.dtype), matrix)  # (b, k)
         return Slots(ops.matmul(ops.transpose(matrix), x), mass, None)
@@ -167,9 +167,10 @@ class Projection(keras.layers.Layer):
         windows = self._windows(x)  # (b, k, w, c)
         member = ops.logical_and(self._own_positions(windows.shape[1]), self._windows(self._real(x, keep)))
         if self.method == "mean":
-            share = ops.cast(member, x.dtype)
+            windows = single(windows)
+            share = ops.cast(member, windows.dtype)
             share = share / ops.maximum(ops.sum(share, axis=-1, keepdims=True), 1)
-            content = ops.matmul(share[:, :, None], windows)[:, :, 0]  # (b, k, c)
+            content = ops.cast(ops.matmul(share[:, :, None], windows)[:, :, 0], x.dtype)  # (b, k, c)
         else:
             content = ops.max(ops.where(member[..., None], windows, -np.inf), axis=2)
             content = ops.where(ops.any(member, axis=-1)[..., None], content, 0.0)
@@ -227,6 +228,11 @@ class Start(keras.initializers.Initializer):
     def __call__(self, shape: tuple[int, ...], dtype: str | None = None) -> Tensor:
         noise = self.noise(shape, dtype=dtype)
         return noise + ops.cast(self.means, noise.dtype)
+
+
+def single(x: Tensor) -> Tensor:
+    """``x`` in float32, or as it is if it is larger: the type to add up in. In float16, TensorFlow's sums lose all later terms."""
+    return ops.cast(x, keras.backend.result_type(keras.backend.standardize_dtype(x.dtype), "float32"))
 
 
 def blank(x: Tensor, keep: Tensor | None) -> Tensor:

@@ -76,4 +76,4 @@ def map_slots(slots: Slots, to: keras.layers.EinsumDense) -> Tensor:
     y = to(slots.content)  # with the bias once
     if to.bias is None or slots.mass is None:
         return y
-    return y + (slots.mass - 1)[:, :, None, None] * ops.convert_to_tensor(to.bias)
+    return y + ops.cast(slots.mass - 1, y.dtype)[:, :, None, None] * ops.convert_to_tensor(to.bias)
