@@ -244,7 +244,7 @@ def test_projections_start_as_in_the_core(start):
     if start == "random":
         assert_close(weight.var(), torch.tensor(1 / 400), rtol=0.05, atol=0.0)
     else:
-        assert_close(weight.sum(2), torch.ones(1, 1, 100), rtol=0.0, atol=0.5)
+        assert_close(weight.sum(0), torch.ones(100), rtol=0.0, atol=0.5)
 
 
 def test_initializer_range_is_for_maps_and_embeddings():
