@@ -80,10 +80,13 @@ def reference_attention(layer, query, key, value, keep=None) -> tuple[Tensor, Te
 def reference_shortener(projection, part, width):
     max_len, k = projection.max_len, projection.k
     state = dict(projection.named_parameters()) | dict(projection.named_buffers())
+    part = min(part, projection.parts - 1)
     if "weight" in state:
-        return reference.dense(state["weight"][min(part, projection.parts - 1)], width)
+        stored = state["weight"].view(max_len, projection.parts, projection.heads, k)
+        return reference.dense(stored[:, part].transpose(0, 1), width)
     if "kernel" in state:
-        return reference.convolution(state["kernel"][min(part, projection.parts - 1)], max_len, k)
+        stored = state["kernel"].view(-1, projection.parts, projection.heads)
+        return reference.convolution(stored[:, part].T, max_len, k)
     kinds = {"Mean": reference.mean, "Max": reference.maximum}
     return kinds[type(projection).__name__](max_len, k)
 

@@ -295,7 +295,7 @@ def test_own_matrix_equals_the_same_learned_one(kind, mask):
     same = make_layer("learnable", "none")
     same.load_state_dict(layer.state_dict(), strict=False)
     with torch.no_grad():
-        same.projection.weight.copy_(torch.stack([x.expand(H, -1, -1) for x in pair]))
+        same.projection.weight.copy_(torch.cat([head for x in pair for head in x.expand(H, -1, -1)], 1))
     assert (layer.seq_len, layer.proj_k) == (MAX_LEN, K)
     inputs, keep = detached(*make_inputs(layer)), make_keep(mask)
     torch.testing.assert_close(

@@ -138,7 +138,7 @@ def test_one_slot_for_each_position_is_causal_full_attention(kv_heads, method, m
     projection = make_projection(block, block, heads=kv_heads, sharing="none", method=method).double()
     if method == "learnable":
         with torch.no_grad():
-            projection.weight.copy_(torch.eye(block))
+            projection.weight.copy_(torch.eye(block).repeat(1, projection.count))
     keep = make_keep(mask, n)
     past = torch.ones(n, n, dtype=torch.bool).tril()
     seen = past if keep is None else past & keep[:, None, None]

@@ -155,7 +155,7 @@ def test_identity_matrix_is_full_attention(method, sharing):
     layer = make_layer(method, sharing, proj_k=n)
     full = full_attention_and(layer)
     with torch.no_grad():
-        layer.projection.weight.copy_(torch.eye(n))
+        layer.projection.weight.copy_(torch.eye(n).repeat(1, layer.projection.count))
     assert_close(*compare_with_full(full, layer, make_inputs(layer, s=n), None))
 
 

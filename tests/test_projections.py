@@ -79,12 +79,12 @@ def test_count_and_shapes_follow_the_sharing(sharing, count):
     for method in ("learnable", "no_params"):
         projection = make_projection(13, 7, heads=5, sharing=sharing, method=method)
         assert projection.count == count
-        assert projection.weight.numel() == count * 13 * 7
+        assert projection.weight.shape == (13, count * 7)
         assert isinstance(projection.weight, nn.Parameter) == (method == "learnable")
         assert list(projection.state_dict()) == ["weight"]
     projection = make_projection(13, 7, heads=5, sharing=sharing, method="convolution")
     assert projection.count == count
-    assert projection.kernel.numel() == count * 2
+    assert projection.kernel.shape == (2, count)
 
 
 @pytest.mark.parametrize("method", ["mean", "max"])
@@ -149,7 +149,7 @@ def test_segments_start_is_the_mean_of_each_segment(method, max_len):
 @pytest.mark.parametrize(("max_len", "k"), [(64, 16), (97, 13), (13, 13), (11, 1), (30, 7)])
 def test_segments_start_has_every_segment_once(max_len, k):
     torch.manual_seed(0)
-    weight = make_projection(max_len, k, start="segments").weight[0, 0].detach()
+    weight = make_projection(max_len, k, start="segments").weight.detach()
     bounds = [j * max_len // k for j in range(k + 1)]
     segment_of = [max(range(k), key=lambda j: weight[bounds[j] : bounds[j + 1], c].mean()) for c in range(k)]
     assert sorted(segment_of) == list(range(k))
@@ -211,25 +211,25 @@ def test_smooth_matrix_survives_another_length(method, factor):
     old, new, k = 62, int(62 * factor), 3
     projection = make_projection(old, k, heads=2, sharing="none", method=method, dtype=torch.float64)
     with torch.no_grad():
-        projection.weight.copy_(smooth(places(old), k) / old)
+        projection.weight.copy_((smooth(places(old), k) / old).repeat(1, 4))
     signal = smooth(2 * places(old), 5), smooth(2 * places(new), 5)
     before = projection(signal[0][None, None]).content
     assert resample(projection, max_len=new) is projection
     assert (projection.max_len, projection.k) == (new, k)
-    assert projection.weight.shape == (2, 2, new, k)
-    expected = (smooth(places(new), k) / new)[2:-2].expand(2, 2, -1, -1)  # the same curve, away from its ends
-    torch.testing.assert_close(projection.weight[..., 2:-2, :].detach() * new, expected * new, rtol=0, atol=2e-3)
+    assert projection.weight.shape == (new, 4 * k)
+    expected = (smooth(places(new), k) / new)[2:-2].repeat(1, 4)  # the same curve, away from its ends
+    torch.testing.assert_close(projection.weight[2:-2].detach() * new, expected * new, rtol=0, atol=2e-3)
     torch.testing.assert_close(projection(signal[1][None, None]).content, before, rtol=5e-3, atol=5e-3)
-    torch.testing.assert_close(projection(signal[1][None, None]).mass(), projection.weight[0].sum(1)[None])
+    torch.testing.assert_close(projection(signal[1][None, None]).mass(), projection.weight.sum(0)[: 2 * k].view(1, 2, k))
 
 
 def test_smooth_kernel_survives_another_length():
     projection = make_projection(60, 3, method="convolution", dtype=torch.float64)
     with torch.no_grad():
-        projection.kernel.copy_(smooth(places(20), 1).flatten() / 20)
+        projection.kernel.copy_(smooth(places(20), 1) / 20)
     before = projection(smooth(places(60), 5)[None, None]).content
     resample(projection, max_len=120)
-    assert projection.kernel.shape == (2, 1, 40)
+    assert projection.kernel.shape == (40, 2)
     torch.testing.assert_close(projection(smooth(places(120), 5)[None, None]).content, before, rtol=5e-3, atol=5e-3)
 
 
@@ -247,20 +247,21 @@ def test_multiple_of_k_gives_the_same_attention(method, sharing):
 
 
 def test_noise_tells_the_copies_apart_and_leaves_the_old_columns():
-    projection = make_projection(13, 3)
-    old = projection.weight.detach().clone()
+    projection = make_projection(13, 3, heads=5, sharing="none")
+    old = torch.stack([projection.matrix(part) for part in (0, 1)]).detach().clone()
     resample(projection, k=6, noise=0.1)
-    assert torch.equal(projection.weight[..., :3], old)
-    difference = projection.weight[..., 3:] - old
+    new = torch.stack([projection.matrix(part) for part in (0, 1)])
+    assert torch.equal(new[..., :3], old)
+    difference = new[..., 3:] - old
     assert difference.std().item() == pytest.approx(0.1 * old.std().item(), rel=0.5)
 
 
 @pytest.mark.parametrize("method", ["learnable", "no_params"])
 def test_smaller_k_takes_the_first_columns(method):
-    projection = make_projection(13, 7, method=method)
-    old = projection.weight.detach().clone()
+    projection = make_projection(13, 7, heads=3, sharing="none", method=method)
+    old = [projection.matrix(part).detach().clone() for part in (0, 1)]
     resample(projection, k=5)
-    assert torch.equal(projection.weight, old[..., :5])
+    assert all(torch.equal(projection.matrix(part), old[part][..., :5]) for part in (0, 1))
 
 
 @pytest.mark.parametrize("method", ["mean", "max"])

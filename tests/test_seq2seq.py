@@ -221,8 +221,8 @@ def test_plain_names_mean_both_sides_and_prefixes_one():
     assert (encoder.input_size, decoder.input_size) == (13, 24)
     assert (encoder.linformer.depth, decoder.linformer.depth) == (2, 3)
     assert (encoder.linformer.nhead, decoder.linformer.nhead) == (4, 2)
-    assert encoder.linformer.layers[0].attention.projection.weight.shape == (2, 4, 13, 5)
-    assert decoder.linformer.layers[0].cross.projection.weight.shape == (2, 2, 13, 8)
+    assert encoder.linformer.layers[0].attention.projection.weight.shape == (13, 2 * 4 * 5)
+    assert decoder.linformer.layers[0].cross.projection.weight.shape == (13, 2 * 2 * 8)
     assert not encoder.linformer.causal
     assert decoder.linformer.causal
     assert model(source(2, 13) % 17, tokens(2, 24)).shape == (2, 24, 17)

@@ -67,7 +67,7 @@ def test_identity_matrix_is_full_attention(sharing, options):
     with torch.no_grad():
         for module in stack.modules():
             if isinstance(module, Projection):
-                module.weight.copy_(torch.eye(N))
+                module.weight.copy_(torch.eye(N).repeat(1, module.count))
     full, own = with_same_weights(options, stack)
     compare_with_full(full, own, stack, inputs(2, N))
 
@@ -89,7 +89,7 @@ def test_identity_in_every_block_is_causal_full_attention(sharing, options):
     with torch.no_grad():
         for module in stack.modules():
             if isinstance(module, Projection):
-                module.weight.copy_(torch.eye(C))
+                module.weight.copy_(torch.eye(C).repeat(1, module.count))
     full, own = with_same_weights(causal, stack)
     for length in (N, N - 2, C, 1):
         compare_with_full(full, own, stack, inputs(2, length))
@@ -372,9 +372,9 @@ def test_layers_have_their_own_k(sizes, sharing):
     _, weights = model(inputs(2, N), need_weights=True)
     assert [w.shape for w in weights] == [(2, 2, N, k) for k in expected]
     if sharing == "layerwise":
-        assert model.projection.weight.shape == (1, 1, N, 7)
+        assert model.projection.weight.shape == (N, 7)
     else:
-        assert [layer.attention.projection.weight.shape[-1] for layer in model.layers] == expected
+        assert [layer.attention.projection.matrix(1).shape[-1] for layer in model.layers] == expected
 
 
 def test_k_never_falls_below_one():
@@ -399,7 +399,7 @@ def test_layers_of_a_shared_matrix_use_its_first_columns():
 
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8, 13])
 def test_every_prefix_of_the_segments_covers_the_whole_sequence(k):
-    weight = Linformer(64, 8, 16, start="segments").projection.weight[0, 0, :, :k]
+    weight = Linformer(64, 8, 16, start="segments").projection.weight[:, :k]
     centres = weight.abs().argmax(0).sort().values.tolist()
     gaps = [b - a for a, b in zip([0, *centres], [*centres, 64], strict=True)]
     assert max(gaps) <= 2 * 64 / k + 64 / 16
@@ -857,7 +857,7 @@ def test_a_matrix_of_ones_own():
     model = make_stack({"method": matrix})
     same = make_stack({})
     state = model.state_dict()
-    state["projection.weight"] = state.pop("projection.keys")[None, None]
+    state["projection.weight"] = state.pop("projection.keys")
     same.load_state_dict(state)
     x, mask = inputs(2, 17), holes(2, 17)
     torch.testing.assert_close(model(x, mask), same(x, mask))

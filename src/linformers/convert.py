@@ -90,7 +90,7 @@ def from_lucidrains(model: Any) -> Linformer | LinformerLM | LinearMultiheadAtte
                 "attention.v_proj.weight": theirs.to_k.weight if theirs.share_kv else theirs.to_v.weight,
                 "attention.out_proj.weight": theirs.to_out.weight,
                 "attention.out_proj.bias": theirs.to_out.bias,
-                "attention.projection.weight": torch.stack(matrices)[:, None],
+                "attention.projection.weight": torch.cat(matrices, 1),
                 **prefixed("ff.w_1", feed_forward.fn.w1),
                 **prefixed("ff.w_2", feed_forward.fn.w2),
                 **prefixed("norms.attention", attention.norm),

@@ -9,7 +9,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,7 @@ from linformers.functional import (
     used_segments,
     weighted_sum,
 )
+from linformers.layout import to_rows
 
 KEY, VALUE = 0, 1
 
@@ -80,9 +81,11 @@ class Projection(nn.Module, ABC):
         parts: 2 if keys and values have a projection each, 1 if they share one.
         heads: the number of heads with a projection of their own, 1 if all share.
         linear: whether it commutes with a map of the channels, so that either may come first.
+        stored: the name of the tensor that holds all parts and heads (see :mod:`linformers.layout`), if there is one.
     """
 
     linear = True
+    stored: ClassVar[str] = ""
 
     def __init__(self, max_len: int, k: int, parts: int = 1, heads: int = 1) -> None:
         super().__init__()
@@ -119,6 +122,12 @@ class Projection(nn.Module, ABC):
             ValueError: if ``x`` is empty, longer than ``max_len``, or ``k`` is more than there are.
         """
         return self.shorten(x, keep, min(part, self.parts - 1), self.checked(x.shape[2], k))
+
+    def both(
+        self, key: Tensor, value: Tensor, keep: Tensor | None = None, k: int | None = None
+    ) -> tuple[Slots, Slots]:
+        """Shorten keys and values; each as :meth:`forward` does."""
+        return self(key, keep, KEY, k), self(value, keep, VALUE, k)
 
     def checked(self, length: int, k: int | None) -> int:
         """How many slots are meant by ``k``; a ValueError if they or ``length`` are not to be had."""
@@ -169,6 +178,12 @@ class Projection(nn.Module, ABC):
     def extra_repr(self) -> str:
         return f"max_len={self.max_len}, k={self.k}, parts={self.parts}, heads={self.heads}"
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        name = prefix + self.stored
+        if self.stored and name in state_dict:
+            state_dict = {**state_dict, name: to_rows(state_dict[name])}
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
 
 class Dense(Projection):
     """One n x k matrix for each part and head: the paper's E and F.
@@ -181,7 +196,8 @@ class Dense(Projection):
         fixed: keep the matrices in a buffer instead of a parameter: saved, moved and cast, but not trained.
     """
 
-    weight: Tensor  # (parts, heads, max_len, k); rows are sliced, which torch.export can follow
+    weight: Tensor  # (max_len, parts * heads * k), the slots of one head side by side
+    stored = "weight"
 
     def __init__(
         self,
@@ -197,7 +213,7 @@ class Dense(Projection):
     ) -> None:
         super().__init__(max_len, k, parts, heads)
         self.start = one_of("start", start, STARTS)
-        weight = torch.empty(parts, heads, max_len, k, device=device, dtype=dtype)
+        weight = torch.empty(max_len, parts * heads * k, device=device, dtype=dtype)
         if fixed:
             self.register_buffer("weight", weight)
         else:
@@ -205,16 +221,30 @@ class Dense(Projection):
         self.reset_parameters()
 
     def matrix(self, part: int) -> Tensor:
-        """E or F, as ``(heads, max_len, k)``."""
-        return self.weight[part] if self.parts > 1 else self.weight.flatten(0, 1)  # a view has a cheaper backward
+        """E or F, as ``(heads, max_len, k)``: a view."""
+        rows = columns(self.weight, part, self.parts)
+        return rows[None] if self.heads == 1 else rows.unflatten(1, (self.heads, self.k)).transpose(0, 1)
 
     def cost(self, length: int) -> int:
         return length * self.k
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
-        x = x if keep is None else blank(x, keep[:, None])
-        rows = self.used(part, x.shape[2], k)
-        return Slots(multiply(rows, x), partial(multiply_ones, rows, keep), None)
+        return shorten_by(self.used(part, x.shape[2], k), x, keep)
+
+    def both(
+        self, key: Tensor, value: Tensor, keep: Tensor | None = None, k: int | None = None
+    ) -> tuple[Slots, Slots]:
+        hooked = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        own = type(self).shorten is Dense.shorten and type(self).matrix is Dense.matrix
+        if self.parts == 1 or not own or hooked or torch.compiler.is_exporting():
+            return super().both(key, value, keep, k)
+        # Cut in one step, whose backward puts the gradients of both side by side; two slices would each fill a whole one with zeros.
+        length, k = key.shape[2], self.checked(key.shape[2], k)
+        rows = first_rows(self.weight[None], length).squeeze(0)
+        e, f = rows.unflatten(1, (2, self.heads, self.k)).transpose(0, 2).unbind(1)  # (heads, s, k) each
+        if k < self.k:
+            e, f = e[..., :k], f[..., :k]
+        return shorten_by(e, key, keep), shorten_by(f, value, keep)
 
     def used(self, part: int, length: int, k: int) -> Tensor:
         """What an input of ``length`` uses of E or F for ``k`` slots: ``(heads, length, k)``."""
@@ -240,15 +270,18 @@ class Dense(Projection):
         nn.init.normal_(self.weight, std=self.max_len**-0.5)
         if self.start == "segments":
             segments = segment_means(self.max_len, self.k).to(self.weight)
-            self.weight.mul_(0.1 * segments.std(correction=0) * self.max_len**0.5).add_(segments)
+            self.weight.mul_(0.1 * segments.std(correction=0) * self.max_len**0.5)
+            self.weight.unflatten(1, (self.count, self.k)).add_(segments[:, None])
 
     @torch.no_grad()
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
         old_len, old_k = self.max_len, self.k
         super().resample_(max_len, k)
-        weight = self.weight[..., torch.arange(self.k, device=self.weight.device) % old_k]
+        weight = self.weight.unflatten(1, (self.count, old_k))
+        weight = weight[..., torch.arange(self.k, device=weight.device) % old_k]  # (old_len, parts * heads, k)
         if self.k > old_k:  # equal columns would get equal gradients for ever
             weight[..., old_k:] += noise * weight.std() * torch.randn_like(weight[..., old_k:])
+        weight = weight.flatten(1)
         if self.max_len != old_len:
             weight = stretch(weight.mT, self.max_len).mT
         self.weight.data = weight.contiguous()
@@ -264,6 +297,7 @@ class Given(Dense):
 
     keys: Tensor
     values: Tensor
+    stored = ""
 
     def __init__(self, *matrices: Tensor) -> None:
         shapes = [tuple(m.shape) for m in matrices]
@@ -293,6 +327,8 @@ class Given(Dense):
 class Convolution(Projection):
     """One kernel as wide as a segment, for each part and head, applied at the start of every segment."""
 
+    stored = "kernel"
+
     def __init__(
         self,
         max_len: int,
@@ -306,11 +342,15 @@ class Convolution(Projection):
     ) -> None:
         super().__init__(max_len, k, parts, heads)
         self.start = one_of("start", start, STARTS)
-        self.kernel = nn.Parameter(torch.empty(parts, heads, -(-max_len // k), device=device, dtype=dtype))
+        self.kernel = nn.Parameter(torch.empty(-(-max_len // k), parts * heads, device=device, dtype=dtype))
         self.reset_parameters()
 
+    def taps(self, part: int, k: int) -> Tensor:
+        """The kernels for ``k`` segments: ``(heads, w)``."""
+        return stretch(columns(self.kernel, part, self.parts).mT, -(-self.max_len // k))
+
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
-        kernel = stretch(self.kernel[part], -(-self.max_len // k))  # (heads, w)
+        kernel = self.taps(part, k)  # (heads, w)
         x = x if keep is None else blank(x, keep[:, None])
         if x.shape[1] == 1:
             windows = segment_windows(x[:, 0], self.max_len, k)  # (b, used, w, d)
@@ -327,7 +367,7 @@ class Convolution(Projection):
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         k = self.k if k is None else k
-        kernel = stretch(self.kernel[min(part, self.parts - 1)], -(-self.max_len // k))  # (heads, w)
+        kernel = self.taps(min(part, self.parts - 1), k)  # (heads, w)
         x = x if keep is None else blank(x, keep[:, None])
         first, windows, _ = piece_windows(x.transpose(1, 2), offset, self.max_len, k)  # (b, m, w, h or 1, d)
         real = x.new_ones(1, x.shape[2], dtype=torch.bool) if keep is None else keep
@@ -340,7 +380,7 @@ class Convolution(Projection):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        width = self.kernel.shape[-1]
+        width = len(self.kernel)
         nn.init.normal_(self.kernel, std=width**-0.5)
         if self.start == "segments":
             self.kernel.mul_(0.1 * width**-0.5).add_(1 / width)
@@ -348,7 +388,7 @@ class Convolution(Projection):
     @torch.no_grad()
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
         super().resample_(max_len, k)
-        self.kernel.data = stretch(self.kernel, -(-self.max_len // self.k)).contiguous()
+        self.kernel.data = stretch(self.kernel.mT, -(-self.max_len // self.k)).mT.contiguous()
         self.kernel.grad = None  # of the old shape
         return self
 
@@ -517,6 +557,18 @@ def slots_per_layer(dim_k: int | Sequence[int], depth: int, reduce_by_layer: int
     if len(dim_k) != depth:
         raise ValueError(f"dim_k lists {len(dim_k)} sizes for a depth of {depth}; give one for each layer")
     return list(dim_k)
+
+
+def shorten_by(rows: Tensor, x: Tensor, keep: Tensor | None) -> Slots:
+    """Multiply ``x`` ``(b, h or 1, s, d)`` by ``rows`` ``(heads, s, k)`` of E or F."""
+    x = x if keep is None else blank(x, keep[:, None])
+    return Slots(multiply(rows, x), partial(multiply_ones, rows, keep), None)
+
+
+def columns(x: Tensor, part: int, parts: int) -> Tensor:
+    """The columns of one part; all of them are no slice, whose backward would fill a gradient of zeros first."""
+    width = x.shape[1] // parts
+    return x if parts == 1 else x[:, part * width : (part + 1) * width]
 
 
 def stretch(x: Tensor, size: int) -> Tensor:

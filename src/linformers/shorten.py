@@ -68,10 +68,16 @@ def shorten(
     if first and key is value and projection.parts == 1 and projection.heads == 1:
         slots = projection(key[:, None], keep, KEY, k)
         return *map_to_both(slots, to_key, to_value, heads), slot_keep(slots, key)
-    keys, slots = one(key, to_key, projection, KEY, first, heads, keep, k, rotate)
-    first = shortens_first(projection, value, to_value, heads)
-    values, _ = one(value, to_value, projection, VALUE, first, heads, keep, k, None)
-    return keys, values, slot_keep(slots, key)
+    value_first = shortens_first(projection, value, to_value, heads)
+    key_slots, value_slots = projection.both(
+        key[:, None] if first else mapped(key, to_key, projection, heads, keep, rotate),
+        value[:, None] if value_first else mapped(value, to_value, projection, heads, keep, None),
+        keep,
+        k,
+    )
+    keys = map_slots(key_slots, to_key, heads) if first else split_heads(key_slots.content, heads)
+    values = map_slots(value_slots, to_value, heads) if value_first else split_heads(value_slots.content, heads)
+    return keys, values, slot_keep(key_slots, key)
 
 
 class Shortener:
@@ -138,25 +144,6 @@ def shortens_first(projection: Projection, x: Tensor, linear: ChannelMap, heads:
     shorten_then_map = projection.cost(length) * d_in * projection.heads + projection.k * d_in * d_out
     map_then_shorten = length * d_in * d_out + projection.cost(length) * d_out
     return shorten_then_map < map_then_shorten
-
-
-def one(
-    x: Tensor,
-    linear: ChannelMap,
-    projection: Projection,
-    part: int,
-    first: bool,
-    heads: int,
-    keep: Tensor | None,
-    k: int | None,
-    rotate: Callable[[Tensor], Tensor] | None,
-) -> tuple[Tensor, Slots]:
-    """The keys or the values, ``(b, g, k, e / g)``, and the slots they come from."""
-    if first:
-        slots = projection(x[:, None], keep, part, k)
-        return map_slots(slots, linear, heads), slots
-    slots = projection(mapped(x, linear, projection, heads, keep, rotate), keep, part, k)
-    return split_heads(slots.content, heads), slots
 
 
 def mapped(

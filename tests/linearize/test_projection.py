@@ -78,5 +78,5 @@ def test_gradients():
 def test_it_resamples():
     projection = CorrectedMean(12, 6)
     resample(projection, max_len=24, k=4)
-    assert projection.weight.shape == (1, 1, 24, 4)
+    assert projection.weight.shape == (24, 4)
     assert projection(torch.randn(1, 1, 20, 3)).content.shape == (1, 1, 4, 3)

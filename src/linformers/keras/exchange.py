@@ -10,6 +10,7 @@ from keras import ops
 
 from linformers.attention import LinearMultiheadAttention
 from linformers.keras.attention import LinearMultiHeadAttention
+from linformers.layout import to_rows, to_stacked
 from linformers.projections import METHODS, Convolution, Dense, Given, Max, Mean, Projection
 
 
@@ -114,8 +115,9 @@ def to_torch(layer: LinearMultiHeadAttention) -> LinearMultiheadAttention:
     copy(made.out_proj.weight, read(layer.output_dense.kernel).reshape(d, d).T)
     if layer.use_bias:
         copy(made.out_proj.bias, read(layer.output_dense.bias))
-    if (weight := projection_weight(made.projection)) is not None:
-        copy(weight, read(layer.projection.matrices))
+    if stored := made.projection.stored:
+        matrices = torch.from_numpy(read(layer.projection.matrices))
+        copy(getattr(made.projection, stored), to_rows(matrices).numpy())
     return made
 
 
@@ -138,12 +140,12 @@ def method_of(projection: Projection) -> str:
 
 
 def projection_weight(projection: Projection) -> torch.Tensor | None:
-    """E and F, ``(parts, heads, n, k)``, or the kernels, ``(parts, heads, w)``; None where there are none."""
+    """E and F, ``(parts, heads, n, k)``, or the kernels, ``(parts, heads, w, 1)``; None where there are none."""
     if isinstance(projection, Given):
         return torch.stack([projection.matrix(part) for part in range(projection.parts)])
-    if isinstance(projection, Dense):
-        return projection.weight
-    return projection.kernel if isinstance(projection, Convolution) else None
+    if not projection.stored:
+        return None
+    return to_stacked(getattr(projection, projection.stored), projection.parts, projection.heads)
 
 
 def write(variable: keras.Variable, tensor: torch.Tensor) -> None:

@@ -33,6 +33,7 @@ from linformers.linearize.calibrate import Batch, Sample, run
 from linformers.linearize.core import attend_near, attend_slots
 from linformers.linearize.early import EARLY
 from linformers.linearize.projection import make_start
+from linformers.loading import convert_old_files
 from linformers.projections import Projection, check_length
 
 IMPLEMENTATION = "linformers"
@@ -346,6 +347,7 @@ def _register(model_type: str, architecture: Architecture) -> None:
     )
     globals()[config_name] = config
     transformers.AutoConfig.register(config.model_type, config)  # type: ignore[attr-defined]
+    convert_old_files(config.model_type)  # type: ignore[attr-defined]
     for name in architecture.module.__all__:
         original = getattr(architecture.module, name)
         prefix, _, kind = name.partition("For")

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from linformers.checked import an_object, each, maybe, nothing, number, read_object, reading, whole
+from linformers.layout import moments_to_rows
 from linformers.projections import projection_parameters
 from linformers.training import models
 from linformers.training.checkpoints import checkpoints, rotate, write_json, written_aside
@@ -109,6 +110,7 @@ class RunTrainer(Trainer):
                 )  # the one whose rate is shown first
             ]
             self.optimizer = kind(listed, **options)
+            self.optimizer.register_load_state_dict_pre_hook(moments_to_rows)
         return self.optimizer
 
     @property
