@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from unittest.mock import patch
 
+import linformers.attention
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import linformers.attention
 from linformers import LinearMultiheadAttention
 from linformers.experiments.measure import interleave, pinned
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from linformers.experiments.measure import interleave, pinned
-from linformers.functional import multiply_by_one
+from linformers.ops.cpu import multiply_by_one
 
 ROUNDS = 25
 SIZES = ((4, 2048, 512, 256), (16, 512, 512, 128), (8, 512, 128, 128))  # samples, positions, channels, slots

@@ -24,7 +24,7 @@ from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 
 from linformers import LinformerLM
-from linformers.projections import projection_parameters
+from linformers.projections.make import projection_parameters
 
 IGNORE = -100
 

@@ -3,7 +3,7 @@ import reference_blocks
 import torch
 from comparison import assert_close, outputs_and_gradients
 
-from linformers.blocks import attend_blocks, attend_blocks_with_weights
+from linformers.ops.blocks import attend_blocks, attend_blocks_with_weights
 
 SLOTS = 7
 PATTERNS = {"causal": 2, "causal, no slots": 0, "both ways": None}

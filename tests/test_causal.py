@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from model_cases import holes
 
 from linformers import LinearMultiheadAttention
-from linformers.blocks import attend_blocks
-from linformers.causal import CausalState, block_sizes, compress_blocks, compress_finished
-from linformers.layers import Attention
-from linformers.projections import make_projection
+from linformers.nn.attention import Attention
+from linformers.nn.memory import compress_blocks, compress_finished
+from linformers.nn.state import CausalState
+from linformers.ops.blocks import attend_blocks, block_sizes
+from linformers.projections.make import make_projection
 
 C, R, CHANNELS, WIDTH = 3, 2, 5, 3
 

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from linformers.checked import (
+from linformers.files.checked import (
     each,
     fields,
     flag,

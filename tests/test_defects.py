@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from linformers import LinearMultiheadAttention, make_projection, resample
-from linformers.projections import slots_per_layer
+from linformers.projections.make import slots_per_layer
 
 B, N, K, D, H = 3, 11, 5, 6, 2
 METHODS = ("learnable", "convolution", "mean", "max", "no_params")

@@ -8,20 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from linformers.functional import (
-    attend,
-    attend_with_weights,
-    blank,
-    drop,
-    first_rows,
-    multiply,
-    multiply_ones,
-    repeat_heads,
-    segment_membership,
-    segment_windows,
-    used_segments,
-    window_positions,
-)
+from linformers.ops.cpu import drop
+from linformers.ops.heads import repeat_heads
+from linformers.ops.linformer import attend, attend_with_weights, multiply, multiply_ones
+from linformers.ops.masks import blank
+from linformers.ops.segments import segment_membership, segment_windows, used_segments, window_positions
+from linformers.projections.dense import first_rows
 
 B, H, N, K, D = 2, 6, 5, 7, 3
 

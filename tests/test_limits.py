@@ -78,7 +78,7 @@ def test_settings(changes, message):
 
 
 def test_a_model_that_does_not_fit_into_memory(monkeypatch, tmp_path):
-    from linformers.pretrained import load_model
+    from linformers.pretrained.load import load_model
 
     LinformerForMaskedLM(LinformerConfig(**SMALL)).save_pretrained(tmp_path)
     load_model(LinformerForMaskedLM, tmp_path)

@@ -1,5 +1,8 @@
 """Self-attention of long inputs by hand-written gradients: the same as autograd's, and only where they hold."""
 
+import linformers.attention
+import linformers.layers
+import linformers.long
 import pytest
 import torch
 from comparison import assert_close, make_layer, outputs_and_gradients
@@ -7,12 +10,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import linformers.attention
-import linformers.layers
-import linformers.long
 from linformers import LinearMultiheadAttention, Linformer
-from linformers.long import LookUp, Shorten, attend_to_own
-from linformers.projections import Dense, Slots
+from linformers.nn.core import attend_to_own
+from linformers.ops.cpu import LookUp, Shorten
+from linformers.projections.base import Slots
+from linformers.projections.dense import Dense
 
 LENGTH = 11
 

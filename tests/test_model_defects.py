@@ -13,7 +13,7 @@ from model_cases import CAUSAL, ENCODERS, N, holes, inputs, make_causal_lm, make
 from torch import nn
 
 from linformers import Linformer, LinformerEncDec, LinformerLM
-from linformers.projections import Projection
+from linformers.projections.base import Projection
 
 SIZES = {"input_size": 16, "channels": 8, "dim_k": 4, "nhead": 2, "depth": 2}
 

@@ -31,8 +31,9 @@ from test_stack import expected_parameters
 from torch import nn
 
 from linformers import LinformerClassifier, LinformerLM
-from linformers.layers import SinusoidalPositions
-from linformers.models import TEXT_DEFAULTS, pool
+from linformers.models.classifier import pool
+from linformers.models.tokens import TEXT_DEFAULTS
+from linformers.nn.positions import SinusoidalPositions
 
 TEXTS = {
     "plain": {},

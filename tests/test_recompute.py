@@ -1,13 +1,13 @@
 """Long inputs in pieces while training: the same gradients, the same random numbers, and memory that grows by little."""
 
+import linformers.functional
 import pytest
 import torch
 from model_cases import CHANNELS
 from torch import Tensor
 
-import linformers.functional
 from linformers import LinearMultiheadAttention, Linformer
-from linformers.functional import by_rows
+from linformers.ops.cpu import by_rows
 
 LENGTH = 151
 RECOMPUTED = {

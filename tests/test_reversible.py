@@ -5,7 +5,7 @@ from model_cases import CAUSAL, STACKS, by_name, holes, inputs, make_stack, run
 from torch import nn
 
 from linformers import stack
-from linformers.reversible import run_reversible
+from linformers.models.reversible import run_reversible
 
 
 def two_streams(x, branches):

@@ -19,7 +19,7 @@ from model_cases import source_ids as source
 from safetensors.torch import load_model, save_model
 
 from linformers import LinformerEncDec
-from linformers.projections import Projection
+from linformers.projections.base import Projection
 
 VARIANTS = {
     "plain": {},

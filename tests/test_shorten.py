@@ -1,5 +1,6 @@
 """Keys and values with k slots: both contraction orders give the same, and the cheaper one is taken."""
 
+import linformers.shorten
 import pytest
 import torch
 from comparison import METHODS, SHARINGS, assert_close, make_keep, outputs_and_gradients
@@ -7,9 +8,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-import linformers.shorten
 from linformers import LinearMultiheadAttention, make_projection, projections
-from linformers.shorten import Affine, shorten, shortens_first
+from linformers.nn.maps import Affine, shortens_first
+from linformers.nn.memory import shorten
 
 B, S, MAX_LEN, K, HEADS, D_IN, D_VALUE, D_OUT = 3, 11, 13, 7, 2, 5, 3, 2 * 7
 LINEAR_METHODS = [method for method in METHODS if method != "max"]

@@ -29,8 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from linformers import Linformer
-from linformers.projections import Projection
-from linformers.stack import LinformerOptions
+from linformers.models.options import LinformerOptions
+from linformers.projections.base import Projection
 
 # Law 1: identity projections are full attention
 

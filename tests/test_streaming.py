@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import linformers.functional
+import linformers.streaming
 import numpy
 import pytest
 import torch
@@ -10,11 +12,10 @@ from comparison import make_layer
 from model_cases import CHANNELS, ENCODERS, N, by_name, holes, make_stack
 from torch import Tensor
 
-import linformers.functional
-import linformers.streaming
 from linformers import Linformer, make_projection, stream
-from linformers.shorten import Affine, Shortener, shorten
-from linformers.streaming import PIECE, piece_length
+from linformers.models.streaming import PIECE, piece_length
+from linformers.nn.maps import Affine
+from linformers.nn.memory import Shortener, shorten
 
 METHODS = ("learnable", "no_params", "convolution", "mean", "max")
 STACKS = {

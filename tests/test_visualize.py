@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from linformers import Linformer, LinformerClassifier, LinformerEncDec, LinformerLM, Visualizer, make_projection
-from linformers.visualize import at_positions, gathered
+from linformers.models.visualize import at_positions, gathered
 
 
 def test_weights_of_every_layer_and_head() -> None:

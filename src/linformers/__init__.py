@@ -1,15 +1,17 @@
 """Linformer: attention whose cost grows linearly with the sequence."""
 
-from linformers.attention import LinearMultiheadAttention
-from linformers.convert import from_lucidrains, from_tatp22
-from linformers.models import LinformerClassifier, LinformerLM
-from linformers.projections import Projection, make_projection
-from linformers.resample import resample
-from linformers.seq2seq import LinformerEncDec
-from linformers.stack import Linformer
-from linformers.streaming import stream
-from linformers.visualize import Visualizer
-from linformers.windows import in_windows
+from linformers.models.classifier import LinformerClassifier
+from linformers.models.convert import from_lucidrains, from_tatp22
+from linformers.models.encdec import LinformerEncDec
+from linformers.models.language import LinformerLM
+from linformers.models.resample import resample
+from linformers.models.stack import Linformer
+from linformers.models.streaming import stream
+from linformers.models.visualize import Visualizer
+from linformers.models.windows import in_windows
+from linformers.nn.multihead import LinearMultiheadAttention
+from linformers.projections.base import Projection
+from linformers.projections.make import make_projection
 
 __version__ = "0.1.0"
 __all__ = [

@@ -9,7 +9,7 @@ from saved_cases import HEADS, LAYERS, save_bert, save_own, save_text
 
 from linformers.experiments import spectrum as experiment
 from linformers.experiments.texts import pieces
-from linformers.spectrum import cumulative, mean_curve, slots_of
+from linformers.ops.spectrum import cumulative, mean_curve, slots_of
 
 
 def test_curves_of_known_matrices():

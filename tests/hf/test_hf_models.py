@@ -41,7 +41,8 @@ from linformers.hf import (
     LinformerForTokenClassification,
     LinformerModel,
 )
-from linformers.projections import METHODS, SHARINGS, Projection
+from linformers.projections.base import Projection
+from linformers.projections.make import METHODS, SHARINGS
 
 AUTO = [
     AutoModel,

@@ -131,7 +131,7 @@ def test_matrices_start_with_the_scale_that_keeps_that_of_the_keys():
 
 
 def test_segments_start_as_those_of_the_pytorch_layer():
-    from linformers.projections import segment_means
+    from linformers.projections.dense import segment_means
 
     matrices, means = to_numpy(Projection(64, 8, start="segments").matrices), segment_means(64, 8).numpy()
     np.testing.assert_allclose((matrices - means).std(), 0.1 * means.std(), rtol=0.1)

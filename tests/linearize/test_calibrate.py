@@ -9,7 +9,7 @@ from torch import nn
 
 from linformers.linearize import CorrectedMean, TokenMeans, linearize
 from linformers.linearize.calibrate import Sample, fit, output_error, slots_for
-from linformers.projections import Mean
+from linformers.projections.pooling import Mean
 
 
 def sample(b=2, h=3, n=11, d=5, lengths=None):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from linformers.projections import projection_parameters
+from linformers.projections.make import projection_parameters
 from linformers.training import Settings
 from linformers.training.models import build
 from linformers.training.trainer import RunTrainer, arguments

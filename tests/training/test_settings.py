@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from linformers.causal import block_sizes
+from linformers.ops.blocks import block_sizes
 from linformers.training import PRESETS, Settings
 from linformers.training.models import configuration
 from linformers.training.options import in_options

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from linformers.checked import open_regular
 from linformers.cli.output import check_new, new_directory
+from linformers.files.checked import open_regular
 from linformers.training.options import spoken
 
 Size = Annotated[int, Parameter(negative="")]
@@ -82,7 +82,7 @@ def linearize(
     check_directory(directory)
     check_new(out)
 
-    from linformers.checked import read_text
+    from linformers.files.checked import read_text
     from linformers.linearize import linearize as convert
     from linformers.linearize import saved
 

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from linformers.checked import read_text
+from linformers.files.checked import read_text
 from linformers.training.checkpoints import reason
 
 

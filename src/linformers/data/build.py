@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from linformers.checked import read_bytes
 from linformers.data.aside import aside, reuse
 from linformers.data.expressions import ListOps, expressions
 from linformers.data.files import Cutting, Layout, files
@@ -18,6 +17,7 @@ from linformers.data.reading import Errors
 from linformers.data.records import KINDS, Corpus, Kind, Part, with_parts
 from linformers.data.split import Split, check_shares
 from linformers.data.vocabulary import SIZES, check_size, load_tokenizer, table_size, train_tokenizer
+from linformers.files.checked import read_bytes
 
 
 def prepare(

@@ -8,10 +8,21 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from linformers.checked import an_object, damaged, each, fields, inner_path, named, number, read_object, text, whole
 from linformers.data.records import KINDS, PARTS, Kind, Part
 from linformers.data.store import TYPES, Documents, check_order, check_range, digest, read_numbers
 from linformers.data.vocabulary import load_tokenizer
+from linformers.files.checked import (
+    an_object,
+    damaged,
+    each,
+    fields,
+    inner_path,
+    named,
+    number,
+    read_object,
+    text,
+    whole,
+)
 
 VERSION = 1
 ABOUT = "prepared.json"

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal, cast
 
-from linformers.checked import open_regular
 from linformers.data.records import Reading
+from linformers.files.checked import open_regular
 
 Errors = Literal["strict", "replace", "ignore"]
 BLOCK = 1 << 20

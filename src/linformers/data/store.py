@@ -10,7 +10,7 @@ from typing import Any, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from linformers.checked import open_regular
+from linformers.files.checked import open_regular
 
 TYPES = ("uint16", "uint32")  # of tokens: any other could be read as something that is no number
 BLOCK = 1 << 22  # numbers that are looked at together

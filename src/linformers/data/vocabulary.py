@@ -131,7 +131,7 @@ def load_tokenizer(directory: Path) -> Any:
         ValueError: if there is none, or one that is not fast.
     """
     need_packages()
-    from linformers import pretrained
+    from linformers.pretrained import load as pretrained
 
     if not directory.is_dir():
         raise ValueError(

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from linformers.checked import each, fields, maybe, number, read_object, text
 from linformers.experiments import figures
+from linformers.files.checked import each, fields, maybe, number, read_object, text
 
 Cell = dict[str, Any]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from linformers.attention import LinearMultiheadAttention
 from linformers.experiments.contenders import OURS, make_attention
 from linformers.experiments.measure import Report, Step, describe, forward_step, measure_cell, pinned, training_step
+from linformers.nn.multihead import LinearMultiheadAttention
 
 FULL = "causal SDPA"
 

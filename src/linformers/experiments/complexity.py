@@ -20,7 +20,7 @@ from linformers.experiments.measure import (
     pinned,
     training_step,
 )
-from linformers.stack import Linformer
+from linformers.models.stack import Linformer
 
 LAYERS = ("attention", "encoder")
 

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linformers.attention import LinearMultiheadAttention
 from linformers.experiments.measure import Step, forward_step, training_step
+from linformers.nn.multihead import LinearMultiheadAttention
 
 OURS = "linformers"
 FULL = "torch SDPA"

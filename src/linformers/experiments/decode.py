@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from linformers.experiments.measure import Report, describe, pinned, sgemm_rate, sgemm_step
-from linformers.models import LinformerLM
+from linformers.models.language import LinformerLM
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from linformers.experiments import figures
-from linformers.visualize import CROSS, Visualizer
+from linformers.models.visualize import CROSS, Visualizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

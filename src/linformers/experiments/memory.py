@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from linformers.experiments.measure import Report, Step, describe, peak_memory, training_step
-from linformers.stack import Linformer
+from linformers.models.stack import Linformer
 
 # Contender: the options that make it.
 CONTENDERS: dict[str, dict[str, Any]] = {

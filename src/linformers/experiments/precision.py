@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from linformers.experiments.measure import Report, describe, forward_step, measure_cell, pinned
-from linformers.stack import Linformer
+from linformers.models.stack import Linformer
 
 PLAIN = "float32"
 

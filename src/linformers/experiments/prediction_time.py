@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from linformers.layers import Attention
-from linformers.projections import make_projection
+from linformers.nn.attention import Attention
+from linformers.projections.make import make_projection
 
 VOCABULARY = 100
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from linformers.checked import Check, an_object, read_object
+from linformers.files.checked import Check, an_object, read_object
 from linformers.training.metrics import FILE as METRICS
 from linformers.training.metrics import read as read_metrics
 from linformers.training.runs import OF_CONFIG, OF_RESULTS

@@ -21,8 +21,8 @@ from linformers.experiments.measure import (
     sgemm_rate,
     sgemm_step,
 )
-from linformers.stack import Linformer
-from linformers.streaming import stream
+from linformers.models.stack import Linformer
+from linformers.models.streaming import stream
 
 
 @dataclass(frozen=True, kw_only=True)

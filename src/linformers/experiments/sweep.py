@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from linformers.checked import damaged, each, fields, inner_path, read_object, text, whole
 from linformers.experiments.runs import CELLS, PLAN, RESULTS, of_settings, read_json, write_whole
+from linformers.files.checked import damaged, each, fields, inner_path, read_object, text, whole
 from linformers.training.settings import DEFAULTS, Settings
 
 Axis = Literal["attention", "k", "sharing", "method", "n"]

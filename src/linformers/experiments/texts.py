@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from linformers.checked import read_text
+from linformers.files.checked import read_text
 from linformers.linearize.saved import batches
 
 

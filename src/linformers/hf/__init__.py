@@ -26,7 +26,7 @@ from linformers.hf.configuration import LinformerConfig
 from linformers.hf.language import LinformerForCausalLM, LinformerForMaskedLM
 from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel
 from linformers.hf.seq2seq import LinformerForSeq2SeqLM
-from linformers.loading import convert_old_files
+from linformers.pretrained.convert import convert_old_files
 
 AutoConfig.register(LinformerConfig.model_type, LinformerConfig)
 convert_old_files(LinformerConfig.model_type)

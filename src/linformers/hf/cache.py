@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from linformers.functional import blank
-from linformers.layer import DecodingState, LayerState
+from linformers.nn.state import DecodingState, LayerState
+from linformers.ops.masks import blank
 
 
 class LinformerCacheLayer:

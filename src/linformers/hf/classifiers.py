@@ -18,7 +18,7 @@ from transformers.modeling_outputs import (
 
 from linformers.hf.configuration import LinformerConfig
 from linformers.hf.modeling import IGNORED, LinformerModel, LinformerPreTrainedModel, as_keep, token_loss
-from linformers.models import pool
+from linformers.models.classifier import pool
 
 
 class Classifier(LinformerPreTrainedModel):

@@ -11,12 +11,15 @@ from typing import Any, Self
 from transformers import PreTrainedConfig
 
 from linformers import limits
-from linformers.causal import block_sizes
-from linformers.checked import of_type
-from linformers.layers import ACTIVATIONS
-from linformers.models import POOLINGS, POSITIONS
-from linformers.projections import METHODS, SHARINGS, STARTS, one_of
-from linformers.stack import ATTENTIONS, CROSS_ATTENTIONS
+from linformers.checks import one_of
+from linformers.files.checked import of_type
+from linformers.models.classifier import POOLINGS
+from linformers.models.options import ATTENTIONS, CROSS_ATTENTIONS
+from linformers.models.tokens import POSITIONS
+from linformers.nn.feedforward import ACTIVATIONS
+from linformers.ops.blocks import block_sizes
+from linformers.projections.dense import STARTS
+from linformers.projections.make import METHODS, SHARINGS
 
 DEFAULT_SLOTS = 256
 

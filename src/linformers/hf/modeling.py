@@ -16,13 +16,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils import logging
 from transformers.utils.generic import ModelOutput
 
-from linformers.functional import blank
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
-from linformers.layer import Layer, Trace
-from linformers.layers import Attention
-from linformers.models import TokenStack
-from linformers.projections import Projection
+from linformers.models.tokens import TokenStack
+from linformers.nn.attention import Attention
+from linformers.nn.layer import Layer, Trace
+from linformers.ops.masks import blank
+from linformers.projections.base import Projection
 
 IGNORED = -100  # the label of positions that have none
 

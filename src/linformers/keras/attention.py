@@ -11,10 +11,12 @@ import keras
 from keras import ops
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from linformers.checks import one_of
 from linformers.keras.masks import check_attention_mask, fold, padding
 from linformers.keras.projections import Projection, Tensor, blank, single
 from linformers.keras.shorten import shorten
-from linformers.projections import METHODS, SHARINGS, STARTS, one_of
+from linformers.projections.dense import STARTS
+from linformers.projections.make import METHODS, SHARINGS
 
 Shape = Sequence[int | None]
 

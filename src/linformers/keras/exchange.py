@@ -8,10 +8,14 @@ import numpy as np
 import torch
 from keras import ops
 
-from linformers.attention import LinearMultiheadAttention
 from linformers.keras.attention import LinearMultiHeadAttention
-from linformers.layout import to_rows, to_stacked
-from linformers.projections import METHODS, Convolution, Dense, Given, Max, Mean, Projection
+from linformers.nn.multihead import LinearMultiheadAttention
+from linformers.projections.base import Projection
+from linformers.projections.convolution import Convolution
+from linformers.projections.dense import Dense, Given
+from linformers.projections.layout import to_rows, to_stacked
+from linformers.projections.make import METHODS
+from linformers.projections.pooling import Max, Mean
 
 
 def from_torch(

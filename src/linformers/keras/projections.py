@@ -11,7 +11,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from linformers.projections import KEY, METHODS, SHARINGS, STARTS, VALUE, one_of, segment_means
+from linformers.checks import one_of
+from linformers.projections.base import KEY, VALUE
+from linformers.projections.dense import STARTS, segment_means
+from linformers.projections.make import METHODS, SHARINGS
 
 __all__ = ["KEY", "VALUE", "Projection", "Slots", "Tensor", "blank", "single"]
 

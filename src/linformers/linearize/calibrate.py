@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from linformers.functional import attend, attend_with_weights
 from linformers.linearize.core import attend_slots
-from linformers.projections import Projection
-from linformers.spectrum import check_share, cumulative, mean_curve, slots_of
+from linformers.ops.linformer import attend, attend_with_weights
+from linformers.ops.spectrum import check_share, cumulative, mean_curve, slots_of
+from linformers.projections.base import Projection
 
 Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 

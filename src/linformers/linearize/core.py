@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformers.blocks import attend_blocks, attend_blocks_with_weights, cut, first_places, neighbours, or_true
-from linformers.functional import all_slots, attend, attend_with_weights, blank
-from linformers.projections import KEY, VALUE, Projection
-from linformers.shorten import split_heads
+from linformers.ops.blocks import attend_blocks, attend_blocks_with_weights, cut, first_places, neighbours
+from linformers.ops.heads import split_heads
+from linformers.ops.linformer import all_slots, attend, attend_with_weights
+from linformers.ops.masks import blank, or_true
+from linformers.projections.base import KEY, VALUE, Projection
 
 
 def attend_slots(

@@ -16,11 +16,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from linformers.attention import LinearMultiheadAttention
-from linformers.checked import an_object, damaged, each, fields, number, parse, reading
+from linformers.checks import one_of
+from linformers.files.checked import an_object, damaged, each, fields, number, parse, reading
 from linformers.linearize.calibrate import Batch, run
 from linformers.linearize.surgery import evaluating
-from linformers.projections import Projection, one_of
+from linformers.nn.multihead import LinearMultiheadAttention
+from linformers.projections.base import Projection
 
 TRAIN = ("projections", "attention", "all")
 ABOUT = {

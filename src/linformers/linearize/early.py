@@ -16,8 +16,8 @@ from transformers.models.roberta.modeling_roberta import RobertaSelfAttention
 from transformers.models.vit.modeling_vit import ViTAttention
 
 from linformers.linearize.core import attend_shortened
-from linformers.projections import check_length
-from linformers.shorten import shorten
+from linformers.nn.memory import shorten
+from linformers.projections.base import check_length
 
 
 class ShortensEarly:

@@ -28,13 +28,13 @@ from transformers.models.modernbert import modeling_modernbert
 from transformers.models.roberta import modeling_roberta
 from transformers.models.vit import modeling_vit
 
-from linformers.functional import attend, attend_with_weights
 from linformers.linearize.calibrate import Batch, Sample, run
 from linformers.linearize.core import attend_near, attend_slots
 from linformers.linearize.early import EARLY
 from linformers.linearize.projection import make_start
-from linformers.loading import convert_old_files
-from linformers.projections import Projection, check_length
+from linformers.ops.linformer import attend, attend_with_weights
+from linformers.pretrained.convert import convert_old_files
+from linformers.projections.base import Projection, check_length
 
 IMPLEMENTATION = "linformers"
 CAPTURE = "linformers-capture"

@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from linformers.attention import LinearMultiheadAttention
-from linformers.causal import block_sizes
-from linformers.functional import blank
 from linformers.linearize.calibrate import Batch, Sample, run
 from linformers.linearize.core import attend_slots
-from linformers.projections import Projection, check_length
+from linformers.nn.multihead import LinearMultiheadAttention
+from linformers.ops.blocks import block_sizes
+from linformers.ops.masks import blank
+from linformers.projections.base import Projection, check_length
 
 CROSS_NAMES = ("multihead_attn", "cross_attn", "cross_attention", "encoder_attn", "enc_attn")
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linformers.projections import one_of
+from linformers.checks import one_of
 
 POSITIONS = ("keep", "stretch")
 LEARNED = ("bert", "roberta", "distilbert", "electra")  # a table with a row for each position

@@ -6,8 +6,13 @@ Axes: b batch, h heads, s key positions, m real tokens, k slots, u slots in use,
 import torch
 from torch import Tensor, nn
 
-from linformers.functional import blank, multiply, multiply_ones
-from linformers.projections import SHARINGS, Dense, Mean, Projection, Slots, one_of
+from linformers.checks import one_of
+from linformers.ops.linformer import multiply, multiply_ones
+from linformers.ops.masks import blank
+from linformers.projections.base import Projection, Slots
+from linformers.projections.dense import Dense
+from linformers.projections.make import SHARINGS
+from linformers.projections.pooling import Mean
 
 METHODS = ("mean", "learnable")
 

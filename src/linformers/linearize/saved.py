@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformers import pretrained
+from linformers.pretrained import load as pretrained
 from linformers.extras import needed
 
 with needed("linformers.linearize.saved", "hf"):

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from linformers import limits
+from linformers.checks import one_of
 from linformers.linearize import modules
 from linformers.linearize.calibrate import Batch, Sample, fit, slots_for
 from linformers.linearize.positions import POSITIONS, check_positions, stretch
 from linformers.linearize.projection import METHODS, make_start
 from linformers.linearize.report import Left, Replaced, Report
-from linformers.projections import SHARINGS, Projection, one_of
+from linformers.projections.base import Projection
+from linformers.projections.make import SHARINGS
 
 CAUSAL = ("leave", "block", "absent")
 CROSS = ("leave", "linear")

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from linformers.checked import fields, inner_path, named, open_regular, read_object, text, whole
+from linformers.files.checked import fields, inner_path, named, open_regular, read_object, text, whole
 
 MANIFEST = "manifest.json"
 PARTIAL = ".partial-"  # what a directory is called while it is written

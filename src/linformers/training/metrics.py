@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from linformers.checked import fields, number, parse, read_bytes, text, whole
+from linformers.files.checked import fields, number, parse, read_bytes, text, whole
 from linformers.training.checkpoints import PARTIAL, reason
 
 FILE = "metrics.jsonl"

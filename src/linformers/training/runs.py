@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linformers.checked import an_object, damaged, each, fields, named, number, read_object, text, whole
+from linformers.files.checked import an_object, damaged, each, fields, named, number, read_object, text, whole
 from linformers.training import metrics as lines
 from linformers.training.checkpoints import MANIFEST, last_good, manifest, write_json
 from linformers.training.settings import DEFAULTS, Settings, check_types

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
 from linformers import limits
-from linformers.causal import block_sizes
-from linformers.checked import maybe, of_type
 from linformers.extras import needed
+from linformers.files.checked import maybe, of_type
+from linformers.ops.blocks import block_sizes
 from linformers.training.options import option, spoken
 
 Task = Literal["mlm", "clm", "seq2seq", "classify"]

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from linformers.checked import an_object, each, maybe, nothing, number, read_object, reading, whole
-from linformers.layout import moments_to_rows
-from linformers.projections import projection_parameters
+from linformers.files.checked import an_object, each, maybe, nothing, number, read_object, reading, whole
+from linformers.projections.layout import moments_to_rows
+from linformers.projections.make import projection_parameters
 from linformers.training import models
 from linformers.training.checkpoints import checkpoints, rotate, write_json, written_aside
 from linformers.training.measure import guesses, measure, run_model, tokens_of

@@ -1,0 +1,92 @@
+"""``LinformerClassifier``: one answer for each sequence.
+
+Axes: b batch, n positions, ch channels.
+Masks: True where a token is real.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from linformers.checks import at_least_one, one_of
+from linformers.models.options import LinformerOptions
+from linformers.models.tokens import TokenStack
+from linformers.ops.masks import blank
+from linformers.ops.precision import mean_of, single, weighted_sum
+
+POOLINGS = ("mean", "first", "attention")
+
+
+class LinformerClassifier(nn.Module):
+    """A classifier: token ids ``(b, n)`` to class logits ``(b, num_classes)``. Pads change nothing.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        num_classes: how many classes.
+        input_size: the longest input.
+        channels: of the stack.
+        dim_k: slots.
+        pooling: ``"mean"`` over the real tokens, ``"first"`` token, or ``"attention"``, a learned weighing.
+        emb_dim: channels of the embedding; None means ``channels``.
+        positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
+        dropout_tokens: on the embedded tokens.
+        options: those of :class:`Linformer`; the text models use ``norm="pre"`` and ``local_kernel=5`` by default.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        num_classes: int,
+        input_size: int,
+        channels: int,
+        dim_k: int | Sequence[int] = 64,
+        *,
+        pooling: str = "mean",
+        emb_dim: int | None = None,
+        positions: str = "sinusoidal",
+        dropout_tokens: float = 0.1,
+        **options: Unpack[LinformerOptions],
+    ) -> None:
+        super().__init__()
+        self.pooling = one_of("pooling", pooling, POOLINGS)
+        self.body = TokenStack(
+            num_tokens,
+            input_size,
+            channels,
+            dim_k,
+            emb_dim=emb_dim,
+            positions=positions,
+            dropout_tokens=dropout_tokens,
+            **options,
+        )
+        at_least_one(num_classes=num_classes)
+        self.weigh = nn.Linear(self.body.emb_dim, 1) if pooling == "attention" else None
+        self.to_classes = nn.Linear(self.body.emb_dim, num_classes)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, *, need_weights: bool = False) -> Any:
+        """Token ids ``(b, n)``, True in ``mask`` where they are real, to class logits ``(b, num_classes)``."""
+        result = self.body(tokens, mask, need_weights=need_weights)
+        x, weights = result if need_weights else (result, None)
+        keep = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+        logits = self.to_classes(pool(x, keep, first=self.pooling == "first", weigh=self.weigh))
+        return (logits, weights) if need_weights else logits
+
+
+def pool(x: Tensor, keep: Tensor, *, first: bool = False, weigh: nn.Module | None = None) -> Tensor:
+    """One vector for each sequence: ``(b, n, ch)`` to ``(b, ch)``.
+
+    Args:
+        keep: ``(b, n)``, True where a token is real.
+        first: take the first real token instead of the mean over the real ones.
+        weigh: or weigh them by the softmax of this map to one channel.
+    """
+    if first:
+        return x[torch.arange(len(x), device=x.device), keep.int().argmax(1)]
+    if weigh is not None:
+        scores = weigh(x).squeeze(-1)
+        scores = scores.to(single(scores.dtype))
+        scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
+        return weighted_sum(scores.softmax(1).masked_fill(~keep, 0.0), blank(x, keep)).to(x.dtype)
+    return mean_of(keep, blank(x, keep))

@@ -1,0 +1,150 @@
+"""``LinformerEncDec``: an encoder and a causal decoder that looks the source up, of any two sizes.
+
+Axes: b batch, s source positions, t target positions, v tokens of the target vocabulary.
+Masks: True where a token is real.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from linformers.models.generation import Generation
+from linformers.models.language import LinformerLM
+from linformers.models.options import LinformerOptions
+from linformers.nn.memory import Memory
+
+SIZES = ("num_tokens", "input_size", "channels")
+
+
+SHARED = (*SIZES, "dim_k", "emb_dim", "positions", "dropout_tokens", *LinformerOptions.__annotations__)
+
+
+CONTEXT = ("context_size", "context_channels")
+
+
+ENCODER = tuple(
+    name for name in SHARED if name not in ("causal", "block_size", "context_k", "cross_attention", *CONTEXT)
+)
+
+
+DECODER = tuple(name for name in (*SHARED, "tie_weights") if name not in ("causal", "local_window", *CONTEXT))
+
+
+class LinformerEncDec(nn.Module):
+    """Source tokens ``(b, s)`` and target tokens ``(b, t)`` to logits of the next target tokens ``(b, t, v)``.
+
+    The encoder sees the whole source. The decoder is causal, and looks up a source that each of its layers has compressed once;
+    with ``cross_attention="full"`` it sees every position of the source, at a cost of s times t.
+
+    Args:
+        enc_num_tokens: size of the source vocabulary.
+        enc_input_size: the longest source.
+        enc_channels: of the encoder.
+        dec_num_tokens: size of the target vocabulary.
+        dec_input_size: the longest target.
+        dec_channels: of the decoder.
+        options: those of :class:`LinformerLM` and :class:`Linformer`, with ``enc_`` or ``dec_`` before their name for one
+            side, and without for both; ``num_tokens``, ``input_size`` and ``channels`` too.
+
+    Example:
+        >>> import torch
+        >>> from linformers import LinformerEncDec
+        >>> model = LinformerEncDec(num_tokens=100, enc_input_size=256, dec_input_size=64, channels=32, dim_k=16).eval()
+        >>> source, start = torch.randint(100, (2, 200)), torch.zeros(2, 1, dtype=torch.long)
+        >>> model.generate(source, start, max_new_tokens=7).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(
+        self,
+        enc_num_tokens: int | None = None,
+        enc_input_size: int | None = None,
+        enc_channels: int | None = None,
+        dec_num_tokens: int | None = None,
+        dec_input_size: int | None = None,
+        dec_channels: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        sizes = (enc_num_tokens, enc_input_size, enc_channels, dec_num_tokens, dec_input_size, dec_channels)
+        names = [f"{side}_{name}" for side in ("enc", "dec") for name in SIZES]
+        given = options | {name: size for name, size in zip(names, sizes, strict=True) if size is not None}
+        encoder, decoder = side_options("enc", given, ENCODER), side_options("dec", given, DECODER)
+        unknown = [n for n in given if n.removeprefix("enc_") not in ENCODER and n.removeprefix("dec_") not in DECODER]
+        if unknown:
+            raise TypeError(
+                f"unknown option {unknown[0]!r}; the options are those of Linformer, with enc_, dec_ or neither"
+            )
+        for side, found in (("enc", encoder), ("dec", decoder)):
+            for name in SIZES:
+                if name not in found:
+                    raise TypeError(f"{side}_{name} is missing; give it, or {name} for both sides")
+        self.encoder = LinformerLM(**encoder, return_emb=True)
+        self.decoder = LinformerLM(
+            **decoder,
+            causal=True,
+            context_size=encoder["input_size"],
+            context_channels=self.encoder.body.emb_dim,
+        )
+
+    def forward(
+        self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None, tgt_mask: Tensor | None = None
+    ) -> Tensor:
+        """Logits of the token after each target token.
+
+        Args:
+            src: ``(b, s)``.
+            tgt: ``(b, t)``, what the decoder has read: the target, one place to the right.
+            src_mask: ``(b, s)``, True where the source is real.
+            tgt_mask: ``(b, t)``, True where the target is real.
+        """
+        return self.decoder(tgt, tgt_mask, memory=self.encode(src, src_mask))
+
+    def encode(self, src: Tensor, src_mask: Tensor | None = None) -> list[Memory]:
+        """Read a source ``(b, s)`` and prepare it for every layer of the decoder; needed once for any number of targets."""
+        return self.decoder.body.linformer.memory(self.encoder(src, src_mask), src_mask)
+
+    def generate(
+        self,
+        src: Tensor,
+        prompt: Tensor,
+        max_new_tokens: int,
+        *,
+        src_mask: Tensor | None = None,
+        mask: Tensor | None = None,
+        **options: Unpack[Generation],
+    ) -> Tensor:
+        """Continue the target ``prompt`` ``(b, t)``, at first the start token alone, for the source; see :meth:`LinformerLM.generate`."""
+        memory = self._encode_quietly(src, src_mask)
+        return self.decoder.generate(prompt, max_new_tokens, mask=mask, memory=memory, **options)
+
+    def stream(
+        self,
+        src: Tensor,
+        prompt: Tensor,
+        max_new_tokens: int,
+        *,
+        src_mask: Tensor | None = None,
+        mask: Tensor | None = None,
+        **options: Unpack[Generation],
+    ) -> Iterator[Tensor]:
+        """:meth:`generate`, yielding the tokens ``(b,)`` as they come."""
+        memory = self._encode_quietly(src, src_mask)
+        return self.decoder.stream(prompt, max_new_tokens, mask=mask, memory=memory, **options)
+
+    @torch.no_grad()
+    def _encode_quietly(self, src: Tensor, src_mask: Tensor | None) -> Sequence[Memory]:
+        return self.encode(src, src_mask)
+
+
+def side_options(side: str, given: dict[str, Any], allowed: Sequence[str]) -> dict[str, Any]:
+    """The options of one side: those without a prefix, and over them those with its own."""
+    both = {name: value for name, value in given.items() if name in allowed}
+    own = {
+        name.removeprefix(f"{side}_"): value
+        for name, value in given.items()
+        if name.startswith(f"{side}_") and name.removeprefix(f"{side}_") in allowed
+    }
+    return both | own

@@ -1,0 +1,169 @@
+"""``LinformerLM``: a language model.
+
+Axes: b batch, n positions, v tokens of the vocabulary, ch channels.
+Masks: True where a token is real.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linformers.models.generation import Generation, Start, generate, stream
+from linformers.models.options import LinformerOptions
+from linformers.models.tokens import TokenStack
+from linformers.nn.memory import Memory
+from linformers.nn.state import DecodingState
+
+
+class LinformerLM(nn.Module):
+    """A language model: token ids ``(b, n)`` to logits ``(b, n, num_tokens)``; with ``causal=True``, of the next token.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        input_size: the longest input.
+        channels: of the stack.
+        dim_k: slots.
+        emb_dim: channels of the embedding; None means ``channels``.
+        return_emb: return features ``(b, n, emb_dim)`` instead of logits.
+        tie_weights: let the output share the embedding's matrix.
+        positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
+        dropout_tokens: on the embedded tokens.
+        options: those of :class:`Linformer`; the text models use ``norm="pre"`` and ``local_kernel=5`` by default.
+
+    Example:
+        >>> import torch
+        >>> from linformers import LinformerLM
+        >>> model = LinformerLM(num_tokens=1000, input_size=256, channels=64, dim_k=64, depth=2, causal=True).eval()
+        >>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
+        torch.Size([1, 8])
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        input_size: int,
+        channels: int,
+        dim_k: int | Sequence[int] = 64,
+        *,
+        emb_dim: int | None = None,
+        return_emb: bool = False,
+        tie_weights: bool = False,
+        positions: str = "sinusoidal",
+        dropout_tokens: float = 0.1,
+        **options: Unpack[LinformerOptions],
+    ) -> None:
+        super().__init__()
+        if return_emb and tie_weights:
+            raise ValueError("return_emb=True has no output weights, so tie_weights=True has no meaning")
+        self.body = TokenStack(
+            num_tokens,
+            input_size,
+            channels,
+            dim_k,
+            emb_dim=emb_dim,
+            positions=positions,
+            dropout_tokens=dropout_tokens,
+            **options,
+        )
+        self.tied = tie_weights
+        self.to_logits = None if return_emb or tie_weights else nn.Linear(self.body.emb_dim, num_tokens)
+        self.return_emb = return_emb
+
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        *,
+        memory: Sequence[Memory] | None = None,
+        state: DecodingState | None = None,
+        need_weights: bool = False,
+    ) -> Any:
+        """Token ids ``(b, n)``, True in ``mask`` where they are real, to logits; see :meth:`Linformer.forward`."""
+        result = self.body(tokens, mask, memory=memory, state=state, need_weights=need_weights)
+        x, *weights = result if need_weights else (result,)
+        return (self.logits(x), *weights) if need_weights else self.logits(x)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Features ``(..., emb_dim)`` to logits ``(..., num_tokens)``, or themselves with ``return_emb``."""
+        if self.to_logits is not None:
+            return self.to_logits(x)
+        if self.tied:  # the embedding has unit variance; without the factor the logits would begin far too large
+            return F.linear(x * self.body.emb_dim**-0.5, self.body.token_emb.weight)
+        return x
+
+    def new_state(self, batch: int) -> DecodingState:
+        """An empty decoding state for ``batch`` rows."""
+        return self.body.linformer.new_state(batch, self.body.token_emb.weight)
+
+    def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
+        """The next token of each row, ``(b,)``, to the logits of the one after it, ``(b, num_tokens)``."""
+        return self.logits(self.body.step(tokens, state, keep))
+
+    def generate(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int,
+        *,
+        mask: Tensor | None = None,
+        memory: Sequence[Memory] | None = None,
+        **options: Unpack[Generation],
+    ) -> Tensor:
+        """Continue ``prompt``, by default with the likeliest tokens.
+
+        Args:
+            prompt: ``(b, n)``; rows of different lengths are padded on either side.
+            max_new_tokens: how many to add at most; fewer if all rows end before.
+            mask: ``(b, n)``, True where the prompt is real.
+            memory: what the stack attends to, if it has cross-attention.
+            options: how to choose; see :class:`linformers.generation.Generation`.
+
+        Returns:
+            Prompt and continuation, ``(b, n + new)``.
+        """
+        return generate(self._start(prompt, mask, memory, max_new_tokens), self.step, prompt, max_new_tokens, **options)
+
+    def stream(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int,
+        *,
+        mask: Tensor | None = None,
+        memory: Sequence[Memory] | None = None,
+        **options: Unpack[Generation],
+    ) -> Iterator[Tensor]:
+        """:meth:`generate`, yielding the tokens ``(b,)`` as they come."""
+        return stream(self._start(prompt, mask, memory, max_new_tokens), self.step, max_new_tokens, **options)
+
+    def _start(self, prompt: Tensor, mask: Tensor | None, memory: Sequence[Memory] | None, count: int) -> Start:
+        """Check everything now, and read the prompt when asked to."""
+        if not self.body.linformer.causal:
+            raise ValueError("only a causal model can generate; build it with causal=True")
+        if self.return_emb:
+            raise ValueError("a model with return_emb=True has no logits to generate from")
+        self.body.check(prompt, mask)
+        real = torch.ones_like(prompt, dtype=torch.bool) if mask is None else mask
+        empty = (~real.any(1)).nonzero()
+        if len(empty):
+            raise ValueError(f"row {int(empty[0])} of the prompt has no real token; give each row at least one")
+        # From the first real token to the last, with any holes between them.
+        lengths = (prompt.shape[1] - real.flip(1).int().argmax(1) - real.int().argmax(1)).tolist()
+        length, room = max(lengths, default=1), self.body.input_size
+        if length + count - 1 > room:  # the last token is given, but not read
+            raise ValueError(
+                f"a prompt of {length} and {count} new tokens need more than the {room} positions this model was built for; "
+                f"ask for at most {room - length + 1}, or build it with a larger input_size"
+            )
+
+        def start() -> tuple[Tensor, DecodingState]:
+            state = self.new_state(len(prompt))
+            features = self.body(prompt, mask, memory=memory, state=state)
+            if mask is None:
+                return self.logits(features[:, -1]), state
+            places = torch.arange(mask.shape[1], device=mask.device)
+            last = torch.where(mask, places, 0).amax(1)  # whichever side is padded
+            return self.logits(features[torch.arange(len(prompt), device=prompt.device), last]), state
+
+        return start

@@ -1,0 +1,156 @@
+"""``TokenStack``: tokens to features.
+
+Axes: b batch, n positions, ch channels.
+Masks: True where a token is real.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Unpack
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linformers.checks import at_least_one, one_of
+from linformers.models.options import LinformerOptions
+from linformers.models.stack import Linformer
+from linformers.nn.feedforward import Dropout
+from linformers.nn.layer import Trace
+from linformers.nn.memory import Memory
+from linformers.nn.positions import SinusoidalPositions
+from linformers.nn.state import DecodingState
+from linformers.ops.masks import align_left, check_mask, take
+
+POSITIONS = ("sinusoidal", "learned", "rotary", "none")
+
+
+# What the text models use where the caller says nothing; docs/decisions.md says why.
+TEXT_DEFAULTS: LinformerOptions = {"norm": "pre", "local_kernel": 5}
+
+
+class TokenStack(nn.Module):
+    """Tokens to features: embedding, positions and a :class:`Linformer`.
+
+    Args:
+        num_tokens: size of the vocabulary.
+        input_size: the longest input.
+        channels: of the stack.
+        dim_k: slots.
+        emb_dim: channels of the embedding and of the features; None means ``channels``.
+        positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
+        dropout_tokens: on the embedded tokens.
+        options: those of :class:`Linformer`.
+    """
+
+    def __init__(
+        self,
+        num_tokens: int,
+        input_size: int,
+        channels: int,
+        dim_k: int | Sequence[int] = 64,
+        *,
+        emb_dim: int | None = None,
+        positions: str = "sinusoidal",
+        dropout_tokens: float = 0.1,
+        **options: Unpack[LinformerOptions],
+    ) -> None:
+        super().__init__()
+        at_least_one(num_tokens=num_tokens, emb_dim=emb_dim)
+        one_of("positions", positions, POSITIONS)
+        self.input_size, self.emb_dim = input_size, emb_dim or channels
+        self.token_emb = nn.Embedding(num_tokens, self.emb_dim)
+        self.pos_emb: nn.Module | None = None
+        if positions == "sinusoidal":
+            self.pos_emb = SinusoidalPositions(self.emb_dim)
+        elif positions == "learned":
+            self.pos_emb = nn.Embedding(input_size, self.emb_dim)
+        self.dropout_tokens = Dropout(dropout_tokens)
+        rotary: LinformerOptions = {"rotary": True} if positions == "rotary" else {}
+        self.linformer = Linformer(input_size, channels, dim_k, **(TEXT_DEFAULTS | rotary | options))
+        self.project_in = nn.Linear(self.emb_dim, channels) if self.emb_dim != channels else None
+        self.project_out = nn.Linear(channels, self.emb_dim) if self.emb_dim != channels else None
+
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor | None = None,
+        *,
+        memory: Sequence[Memory] | None = None,
+        state: DecodingState | None = None,
+        need_weights: bool = False,
+    ) -> Any:
+        """Token ids ``(b, n)`` to features ``(b, n, emb_dim)``; see :meth:`Linformer.forward` for the rest."""
+        self.check(tokens, mask)
+        trace = Trace(need_weights=need_weights, need_hidden=False)
+        x = self.run(self.token_emb(tokens.long()), mask, memory=memory, state=state, trace=trace)
+        return (x, trace.weights) if need_weights else x
+
+    def run(
+        self,
+        embedded: Tensor,
+        mask: Tensor | None = None,
+        *,
+        memory: Sequence[Memory] | None = None,
+        state: DecodingState | None = None,
+        trace: Trace | None = None,
+    ) -> Tensor:
+        """:meth:`forward` from embedded tokens ``(b, n, emb_dim)`` on, whoever embedded them."""
+        check_mask(mask, tuple(embedded.shape[:2]))
+        self.linformer.check_length(embedded.shape[1])
+        undo = None
+        if mask is not None and self.linformer.causal:  # so that positions, too, count from the first real token
+            embedded, mask, undo = align_left(embedded, mask)
+        if trace is not None and undo is not None:
+            trace.moves.append(undo)
+        x = self._place(embedded, torch.arange(embedded.shape[1], device=embedded.device))
+        x = self.linformer(x, mask, memory=memory, state=state, trace=trace)
+        x = x if self.project_out is None else self.project_out(x)
+        if trace is not None and undo is not None:
+            trace.moves.pop()
+        return x if undo is None else take(x, undo)
+
+    def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
+        """The next token of each row, ``(b,)``, to its features, ``(b, emb_dim)``; ``keep`` ``(b,)`` lets rows pause."""
+        return self.run_step(self.token_emb(tokens.long()), state, keep)
+
+    def run_step(
+        self, embedded: Tensor, state: DecodingState, keep: Tensor | None = None, trace: Trace | None = None
+    ) -> Tensor:
+        """:meth:`step` from an embedded token a row, ``(b, emb_dim)``."""
+        positions = state.length.clamp(max=self.input_size - 1)  # of a paused row, it does not matter
+        x = self.linformer.step(self._place(embedded[:, None], positions[:, None]), state, keep, trace)[:, 0]
+        return x if self.project_out is None else self.project_out(x)
+
+    def _place(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Add the positions, and map to the channels of the stack."""
+        if self.pos_emb is not None:
+            x = x + self.pos_emb(positions).to(x.dtype)
+        x = self.dropout_tokens(x)
+        return x if self.project_in is None else self.project_in(x)
+
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
+        """Change ``input_size`` or ``dim_k`` in place; see :func:`linformers.resample`."""
+        self.linformer.resample_(max_len, k, noise)
+        if max_len is not None and isinstance(self.pos_emb, nn.Embedding):
+            old = self.pos_emb.weight.detach()
+            new = F.interpolate(old.mT[None], size=max_len, mode="linear", align_corners=False)[0].mT
+            self.pos_emb = nn.Embedding.from_pretrained(new.contiguous(), freeze=not self.pos_emb.weight.requires_grad)
+        self.input_size = self.linformer.input_size
+
+    def check(self, tokens: Tensor, mask: Tensor | None) -> None:
+        """Raise a ValueError for ids and masks that cannot be right; the values of ids only where nothing is compiled."""
+        if tokens.dim() != 2:
+            raise ValueError(f"expected token ids of shape (batch, length), got {tuple(tokens.shape)}")
+        if tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ValueError(f"token ids must be integers, got {tokens.dtype}; try tokens.long()")
+        check_mask(mask, tuple(tokens.shape))
+        if not torch.compiler.is_compiling() and tokens.numel():
+            low, high = int(tokens.min()), int(tokens.max())
+            if low < 0 or high >= self.num_tokens:
+                wrong = low if low < 0 else high
+                raise ValueError(f"token ids must be from 0 to {self.num_tokens - 1} (num_tokens - 1), got {wrong}")
+
+    @property
+    def num_tokens(self) -> int:
+        """The size of the vocabulary."""
+        return self.token_emb.num_embeddings

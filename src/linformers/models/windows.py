@@ -1,0 +1,70 @@
+"""Inputs longer than a model's maximum: overlapping windows, and their outputs merged.
+
+Axes: b batch, n positions, w positions of a window.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from linformers.ops.masks import blank
+from linformers.ops.precision import single
+
+
+def in_windows(
+    model: Callable[[Tensor, Tensor | None], Tensor],
+    x: Tensor,
+    mask: Tensor | None = None,
+    *,
+    window: int,
+    overlap: int | None = None,
+) -> Tensor:
+    """Run ``model`` on windows of a long input, one after the other, and merge what comes out.
+
+    A token sees its own window only. Where windows overlap, their outputs are blended, each counting less towards its edge.
+    Outputs without a position axis (of a classifier) are averaged, each window counting by its real tokens.
+
+    Args:
+        model: takes ``(b, w, ...)`` and a mask ``(b, w)`` or None, and gives ``(b, w, ...)``, or ``(b, c)`` for the whole window.
+        x: ``(b, n, ...)``, token ids or features, of any length.
+        mask: ``(b, n)``, True where a token is real.
+        window: the longest input of the model.
+        overlap: positions that neighbouring windows share; a quarter of the window by default.
+
+    Returns:
+        ``(b, n, ...)``, or ``(b, c)``.
+    """
+    n, overlap = x.shape[1], window // 4 if overlap is None else overlap
+    if window < 1 or not 0 <= overlap < window:
+        raise ValueError(f"expected a window of at least 1 and 0 <= overlap < window, got {window} and {overlap}")
+    if n <= window:
+        return model(x, mask)
+    starts = [*range(0, n - window, window - overlap), n - window]
+    total: Tensor | None = None
+    share: Tensor | None = None
+    for start in starts:
+        part = slice(start, start + window)
+        kept = None if mask is None else mask[:, part]
+        y = model(x[:, part], kept)
+        by_position = y.dim() >= 3 and y.shape[1] == window
+        if total is None or share is None:
+            shape = (y.shape[0], n, *y.shape[2:]) if by_position else tuple(y.shape)
+            total = y.new_zeros(shape, dtype=single(y.dtype))
+            share = total.new_zeros(n if by_position else len(y))
+        if by_position:
+            edge = torch.arange(1, window + 1, device=y.device, dtype=share.dtype)
+            weight = torch.minimum(edge, edge.flip(0)).clamp(max=overlap + 1)
+            total[:, part] += blank(y, kept) * weight.view(1, -1, *[1] * (y.dim() - 2))
+            share[part] += weight
+        else:
+            weight = share.new_full((len(y),), window) if kept is None else kept.sum(1).to(share.dtype)
+            total += y * weight.view(-1, *[1] * (y.dim() - 1))
+            share += weight
+    if total is None or share is None:
+        raise RuntimeError("no window was run")
+    if len(total.shape) >= 3 and total.shape[1] == n:
+        mean = total / share.view(1, -1, *[1] * (total.dim() - 2))
+    else:
+        mean = total / share.clamp(min=1).view(-1, *[1] * (total.dim() - 1))
+    return mean.to(y.dtype) if y.is_floating_point() else mean

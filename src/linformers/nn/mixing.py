@@ -1,0 +1,42 @@
+"""Local mixing: a depthwise convolution over neighbouring positions.
+
+Axes: b batch, n positions, ch channels of the model.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linformers.ops.masks import blank
+
+
+class LocalMixing(nn.Module):
+    """A depthwise convolution over neighbouring positions; dense low-rank attention alone has no sense of neighbourhood.
+
+    Symmetric, or left-sided if ``causal``. Pads are zeroed first, so that they equal the end of the sequence.
+    """
+
+    def __init__(self, channels: int, width: int, *, causal: bool) -> None:
+        super().__init__()
+        if width < 1 or (width % 2 == 0 and not causal):
+            raise ValueError(
+                f"local_kernel must be odd, to be symmetric, got {width}; causal models take any from 1 on"
+            )
+        self.left = width - 1 if causal else width // 2
+        self.right = width - 1 - self.left
+        self.conv = nn.Conv1d(channels, channels, width, groups=channels)
+
+    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+        """``(b, n, ch)`` to ``(b, n, ch)``."""
+        return self.conv(F.pad(blank(x, keep).mT, (self.left, self.right))).mT
+
+    def step(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        """One token ``(b, 1, ch)`` after the last ones ``(b, width - 1, ch)``: its output, and the last ones for the next."""
+        window = torch.cat([past, x], 1)
+        return self.conv(window.mT).mT, window[:, 1:]
+
+    def past(self, x: Tensor, length: Tensor) -> Tensor:
+        """The last ``width - 1`` of each row's first ``length`` tokens, zeros before the start: ``(b, width - 1, ch)``."""
+        index = length[:, None] + torch.arange(-self.left, 0, device=x.device)  # (b, width - 1)
+        tail = x.gather(1, index.clamp(min=0)[..., None].expand(-1, -1, x.shape[2]))
+        return blank(tail, index >= 0)

@@ -1,0 +1,23 @@
+"""Heads as an axis of their own: split, and repeated for grouped queries.
+
+Axes: b batch, h heads, g key/value heads, n positions, k slots, d channels.
+"""
+
+from torch import Tensor
+
+
+def to_heads(x: Tensor, heads: int) -> Tensor:
+    """``(b, n, e)`` to ``(b, heads, n, e / heads)``."""
+    b, n, e = x.shape
+    return x.reshape(b, n, heads, e // heads).transpose(1, 2)
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """``(b, 1, k, e)`` to ``(b, g, k, e / g)``; already split, it stays as it is."""
+    return to_heads(x.squeeze(1), heads) if x.shape[1] == 1 else x
+
+
+def repeat_heads(x: Tensor, heads: int) -> Tensor:
+    """Give every query head its key/value head: ``(b, g, k, d)`` to ``(b, heads, k, d)``, without a copy if ``g`` is 1."""
+    b, g, k, d = x.shape
+    return x if g == heads else x[:, :, None].expand(b, g, heads // g, k, d).reshape(b, heads, k, d)

@@ -1,0 +1,66 @@
+"""Masks: ``keep`` is True where a token is real.
+
+Axes: b batch, n positions, d channels.
+"""
+
+import torch
+from torch import Tensor
+
+from linformers.ops.linformer import View
+
+
+def blank(x: Tensor, keep: Tensor | None) -> Tensor:
+    """Zero what is not kept: ``(b, s, d)`` with ``(b, s)``. A fill, not a product, so that even NaN in padding is harmless."""
+    return x if keep is None else x.masked_fill(~keep[..., None], 0.0)
+
+
+def align_left(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Move every row so that it begins with its first real token; what was before it goes to the end.
+
+    Returns:
+        The moved ``x``, the moved mask, and the index that moves it back with :func:`take`, or None if nothing moved.
+    """
+    first = mask.int().argmax(1)
+    if not torch.compiler.is_compiling() and not first.any():
+        return x, mask, None
+    places = torch.arange(mask.shape[1], device=mask.device)
+    length = torch.ones_like(mask, dtype=torch.long).sum(1, keepdim=True)  # a tensor: ONNX divides by no other
+    index = (places + first[:, None]) % length
+    return take(x, index), take(mask, index), (places - first[:, None]) % length
+
+
+def take(x: Tensor, index: Tensor, axis: int = 1) -> Tensor:
+    """Reorder the positions (``axis``) of every row by ``index`` ``(b, n)``."""
+    shape = [index.shape[0], *[1] * (axis - 1), index.shape[1], *[1] * (x.dim() - axis - 1)]
+    return x.gather(axis, index.view(shape).expand(x.shape))
+
+
+def reordered(undo: Tensor, *axes: int) -> View:
+    """Show the positions on these axes in the order from which :func:`align_left` moved them; ``undo`` is its third result."""
+
+    def move(x: Tensor, order: Tensor) -> Tensor:
+        for axis in axes:
+            x = take(x, order, axis)
+        return x
+
+    return View(lambda x: move(x, undo), lambda x: move(x, undo.argsort(1)))
+
+
+def has_holes(keep: Tensor) -> bool:
+    """Whether some row has a real token after a masked one."""
+    return bool((keep[:, 1:] & ~keep[:, :-1]).any())
+
+
+def or_true(keep: Tensor | None, like: Tensor) -> Tensor:
+    """``keep``, or all True for the keys ``(b, g, n, d)``: ``(b, n)``."""
+    return torch.ones(like.shape[0], like.shape[2], dtype=torch.bool, device=like.device) if keep is None else keep
+
+
+def check_mask(mask: Tensor | None, shape: tuple[int, ...], name: str = "mask") -> None:
+    """Raise a ValueError unless ``mask`` is None or bool and of this shape."""
+    if mask is None:
+        return
+    if tuple(mask.shape) != shape:
+        raise ValueError(f"{name} must be (batch, length) = {shape}, got {tuple(mask.shape)}")
+    if mask.dtype != torch.bool:
+        raise ValueError(f"{name} must be bool, True where a token is real, got {mask.dtype}; try {name}.bool()")

@@ -1,0 +1,129 @@
+"""Models and tokenisers of directories, read with transformers: no hub is asked, no code of the directory is run, and damage is a ``ValueError``."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from linformers import limits
+from linformers.files.checked import (
+    an_object,
+    any_of,
+    each,
+    fields,
+    flag,
+    kind_of,
+    maybe,
+    nothing,
+    read_object,
+    reading,
+    text,
+    whole,
+)
+
+# Without trust_remote_code=False, transformers asks on the terminal whether to run code that a configuration names.
+OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
+
+ADVICE = "save it again, or restore it"
+
+
+def check_directory(directory: Path) -> None:
+    """Raise a ValueError for a directory in which a library would wait for a pipe, or read JSON that is no object."""
+    for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
+        try:
+            mode = entry.stat().st_mode
+        except OSError as error:
+            raise ValueError(f"{entry.path} cannot be read: {error.strerror}; remove it, or restore it") from None
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise ValueError(f"{entry.path} is {kind_of(mode)}, and only regular files are read; remove it")
+        if entry.name in CHECKED and stat.S_ISREG(mode):
+            read_object(Path(entry.path), *CHECKED[entry.name], advice=ADVICE)
+
+
+OF_LINEARIZED = fields(  # of `linformers` in the configuration of a linearised model
+    {
+        **{"max_len": whole(1), "slots": each(whole(), least=1), "method": text(), "sharing": text()},
+        "local_window": whole(),
+    }
+)
+
+
+OF_CONFIG = {
+    "model_type": text(),
+    "architectures": maybe(each(text())),
+    "id2label": maybe(an_object),
+    "label2id": maybe(an_object),
+    "num_labels": whole(1, limits.VOCABULARY),
+    "problem_type": maybe(text()),
+    "dtype": maybe(text()),
+    **dict.fromkeys(("is_encoder_decoder", "is_decoder", "return_dict", "output_hidden_states"), maybe(flag)),
+    "output_attentions": maybe(flag),
+    "linformers": maybe(OF_LINEARIZED),
+}
+
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+
+
+CHECKED: dict[str, tuple[Any, Any]] = {
+    "config.json": ({}, OF_CONFIG),
+    "generation_config.json": ({}, dict.fromkeys(TOKENS, any_of(nothing, whole(), each(whole())))),
+    "tokenizer_config.json": ({}, {"tokenizer_class": maybe(text())}),
+    "tokenizer.json": ({"model": an_object}, {"added_tokens": maybe(each(fields({})))}),
+    "special_tokens_map.json": ({}, {}),
+}
+
+
+def load_config(directory: Path) -> Any:
+    """The configuration of a saved model, of any type that transformers or this project knows.
+
+    Raises:
+        ValueError: if it is damaged, or of a type that needs code of the directory.
+        OSError: if it cannot be read.
+    """
+    import transformers
+
+    check_directory(directory)
+    with reading(f"the configuration of {directory}", ADVICE):
+        return transformers.AutoConfig.from_pretrained(directory, **OPTIONS)
+
+
+def load_model(kind: Any, directory: Path, **options: Any) -> Any:
+    """The model of a directory.
+
+    Args:
+        kind: its class, or an Auto class.
+        directory: what ``save_pretrained`` wrote.
+        options: for ``from_pretrained``.
+
+    Raises:
+        ValueError: if something is damaged, is a pickle with more than tensors in it, or is not what the configuration says.
+        OSError: if it cannot be read.
+    """
+    check_directory(directory)
+    with reading(f"the model of {directory}", ADVICE):
+        known = getattr(kind, "config_class", None)
+        config = options.get("config") or (
+            load_config(directory) if known is None else known.from_pretrained(directory, **OPTIONS)
+        )
+        limits.check_configuration(config, limits.machine_memory())
+        return kind.from_pretrained(directory, **OPTIONS, **options)
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """The tokeniser of a directory.
+
+    Raises:
+        ValueError: if there is none that can be read without code of the directory.
+        OSError: if it cannot be read.
+    """
+    import transformers
+
+    check_directory(directory)
+    with reading(f"the tokeniser of {directory}", ADVICE):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **OPTIONS)
+        # Much of its files is not looked at before the first text.
+        tokenizer.decode(tokenizer.encode("a b", verbose=False))
+        tokenizer("a b", truncation=True, max_length=8)
+        return tokenizer

@@ -1,0 +1,174 @@
+"""What all projections have in common: n positions to k slots.
+
+Axes: b batch, h heads, s key positions, k slots, d channels.
+A projection is stored for ``max_len`` positions, and position i always uses row i of it, whatever the input's length.
+"""
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from linformers.ops.precision import single
+from linformers.ops.segments import used_segments
+from linformers.projections.layout import to_rows
+
+KEY, VALUE = 0, 1
+
+
+class Slots(NamedTuple):
+    """A shortened sequence.
+
+    Attributes:
+        content: ``(b, h, k, d)``, or ``(b, 1, k, d)`` if one projection serves all heads.
+        mass: ``(b or 1, h or 1, k)``, what a sequence of ones becomes: the factor of a bias added before shortening.
+            None stands for ones; computed when it is called for, which a map without a bias does not do.
+        keep: ``(b or 1, k)``, False where a slot holds no real token; None if all take part.
+    """
+
+    content: Tensor
+    mass: Callable[[], Tensor] | None
+    keep: Tensor | None
+
+
+class Sums(NamedTuple):
+    """A sequence that is being shortened piece by piece, in any order, by one process or by several.
+
+    Those of several processes are put together by adding them up; the content of ``max`` by taking the larger.
+
+    Attributes:
+        content: ``(b, h or 1, k, d)``.
+        mass: ``(b, h or 1, k)``, what that of :class:`Slots` returns.
+        tokens: ``(b, k)``, how many real tokens are in the window of each slot.
+        dtype: that of the sequence; content and mass are at least float32, in which many pieces add up without loss.
+    """
+
+    content: Tensor
+    mass: Tensor
+    tokens: Tensor
+    dtype: torch.dtype
+
+
+class Projection(nn.Module, ABC):
+    """What all projections have in common.
+
+    Attributes:
+        max_len: the longest input.
+        k: the number of slots.
+        parts: 2 if keys and values have a projection each, 1 if they share one.
+        heads: the number of heads with a projection of their own, 1 if all share.
+        linear: whether it commutes with a map of the channels, so that either may come first.
+        stored: the name of the tensor that holds all parts and heads (see :mod:`linformers.layout`), if there is one.
+    """
+
+    linear = True
+    stored: ClassVar[str] = ""
+
+    def __init__(self, max_len: int, k: int, parts: int = 1, heads: int = 1) -> None:
+        super().__init__()
+        for name, value in {"max_len": max_len, "k": k, "heads": heads}.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if k > max_len:
+            warnings.warn(
+                f"k = {k} slots for at most {max_len} positions: more slots than positions cost time and gain nothing; "
+                f"choose k below {max_len}",
+                stacklevel=3,
+            )
+        self.max_len, self.k, self.parts, self.heads = max_len, k, parts, heads
+
+    @property
+    def count(self) -> int:
+        """The number of distinct n x k projections in here."""
+        return self.parts * self.heads
+
+    def cost(self, length: int) -> int:
+        """Multiplications per channel of shortening ``length`` positions once."""
+        return length
+
+    def forward(self, x: Tensor, keep: Tensor | None = None, part: int = KEY, k: int | None = None) -> Slots:
+        """Shorten ``x``.
+
+        Args:
+            x: ``(b, h, s, d)``, or ``(b, 1, s, d)`` for all heads alike.
+            keep: ``(b, s)``, True where the token is real.
+            part: ``KEY`` or ``VALUE``.
+            k: use this many slots instead of all: the first columns of a matrix, or as many segments.
+
+        Raises:
+            ValueError: if ``x`` is empty, longer than ``max_len``, or ``k`` is more than there are.
+        """
+        return self.shorten(x, keep, min(part, self.parts - 1), self.checked(x.shape[2], k))
+
+    def both(self, key: Tensor, value: Tensor, keep: Tensor | None = None, k: int | None = None) -> tuple[Slots, Slots]:
+        """Shorten keys and values; each as :meth:`forward` does."""
+        return self(key, keep, KEY, k), self(value, keep, VALUE, k)
+
+    def checked(self, length: int, k: int | None) -> int:
+        """How many slots are meant by ``k``; a ValueError if they or ``length`` are not to be had."""
+        k = self.k if k is None else k
+        if not torch.compiler.is_exporting():  # an export states its bounds itself
+            check_length(length, self.max_len)
+        if not 1 <= k <= self.k:
+            raise ValueError(f"asked for {k} slots of a projection with {self.k}; ask for 1 to {self.k}")
+        return k
+
+    @abstractmethod
+    def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
+        """:meth:`forward` after its checks. One whose ``heads`` is 1 gets ``(b, 1, s, d)``."""
+
+    def begin(self, x: Tensor, length: int, k: int | None = None) -> Sums:
+        """Nothing yet of a sequence of ``length`` positions, whose pieces look like ``x`` ``(b, h or 1, c, d)``."""
+        b, h, _, d = x.shape
+        k, heads = self._used(length, self.k if k is None else k), max(h, self.heads)
+        content, mass = (x.new_zeros(b, heads, k, *more, dtype=single(x.dtype)) for more in ([d], []))
+        return Sums(content, mass, x.new_zeros(b, k, dtype=torch.long), x.dtype)
+
+    def add_piece(
+        self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
+    ) -> None:
+        """Add the positions from ``offset`` on, ``x`` ``(b, h or 1, c, d)`` with ``keep`` ``(b, c)``, in place and without gradients."""
+        raise ValueError(f"{type(self).__name__} sees its whole input at once and cannot be given it in pieces")
+
+    def finish(self, sums: Sums) -> Slots:
+        """What :meth:`forward` would have made of all pieces at once."""
+        real = sums.tokens > 0
+        return Slots(sums.content.to(sums.dtype), lambda: sums.mass, None if bool(real.all()) else real)
+
+    def _used(self, length: int, k: int) -> int:
+        """How many slots an input of ``length`` gets."""
+        return used_segments(length, self.max_len, k)
+
+    def reset_parameters(self) -> None:
+        """Draw the start anew."""
+
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> "Projection":
+        """Change the maximum length or the number of slots in place; see :func:`linformers.resample`."""
+        for name, value in {"max_len": max_len, "k": k}.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.max_len, self.k = max_len or self.max_len, k or self.k
+        return self
+
+    def extra_repr(self) -> str:
+        return f"max_len={self.max_len}, k={self.k}, parts={self.parts}, heads={self.heads}"
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        name = prefix + self.stored
+        if self.stored and name in state_dict:
+            state_dict = {**state_dict, name: to_rows(state_dict[name])}
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def check_length(length: int, max_len: int) -> None:
+    """Raise a ValueError unless ``1 <= length <= max_len``."""
+    if length < 1:
+        raise ValueError("got an empty sequence of keys; give at least one position")
+    if length > max_len:
+        raise ValueError(
+            f"got a sequence of {length}, but this projection was built for at most {max_len}; "
+            f"build it with a length of at least {length}, shorten the input, or stretch it with linformers.resample"
+        )

@@ -1,0 +1,85 @@
+"""One kernel as wide as a segment, applied at the start of every segment.
+
+Axes: b batch, h heads, s key positions, k slots, w positions of a window, d channels.
+"""
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from linformers.checks import one_of
+from linformers.ops.masks import blank
+from linformers.ops.segments import filled, piece_windows, segment_windows
+from linformers.projections.base import KEY, Projection, Slots, Sums
+from linformers.projections.dense import STARTS, columns
+from linformers.projections.resample import stretch
+
+
+class Convolution(Projection):
+    """One kernel as wide as a segment, for each part and head, applied at the start of every segment."""
+
+    stored = "kernel"
+
+    def __init__(
+        self,
+        max_len: int,
+        k: int,
+        parts: int = 1,
+        heads: int = 1,
+        *,
+        start: str = "random",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(max_len, k, parts, heads)
+        self.start = one_of("start", start, STARTS)
+        self.kernel = nn.Parameter(torch.empty(-(-max_len // k), parts * heads, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def taps(self, part: int, k: int) -> Tensor:
+        """The kernels for ``k`` segments: ``(heads, w)``."""
+        return stretch(columns(self.kernel, part, self.parts).mT, -(-self.max_len // k))
+
+    def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
+        kernel = self.taps(part, k)  # (heads, w)
+        x = x if keep is None else blank(x, keep[:, None])
+        if x.shape[1] == 1:
+            windows = segment_windows(x[:, 0], self.max_len, k)  # (b, used, w, d)
+            content = (kernel @ windows).transpose(1, 2)  # (b, heads, used, d)
+        else:
+            windows = segment_windows(x.transpose(1, 2), self.max_len, k)  # (b, used, w, h, d)
+            content = torch.einsum("hw,bkwhd->bhkd", kernel, windows)
+        real = x.new_ones(1, x.shape[2]) if keep is None else keep.to(x.dtype)
+        real = segment_windows(real, self.max_len, k)  # (b or 1, used, w)
+        mass = partial(torch.einsum, "hw,bkw->bhk", kernel.to(real.dtype), real)
+        return Slots(content, mass, filled(real > 0, keep))
+
+    def add_piece(
+        self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
+    ) -> None:
+        k = self.k if k is None else k
+        kernel = self.taps(min(part, self.parts - 1), k)  # (heads, w)
+        x = x if keep is None else blank(x, keep[:, None])
+        first, windows, _ = piece_windows(x.transpose(1, 2), offset, self.max_len, k)  # (b, m, w, h or 1, d)
+        real = x.new_ones(1, x.shape[2], dtype=torch.bool) if keep is None else keep
+        _, real, _ = piece_windows(real, offset, self.max_len, k)  # (b or 1, m, w)
+        some = slice(first, first + real.shape[1])
+        one = "hw,bkwhd->bhkd" if x.shape[1] > 1 else "hw,bkwod->bhkd"
+        sums.content[:, :, some] += torch.einsum(one, kernel, windows)
+        sums.mass[:, :, some] += torch.einsum("hw,bkw->bhk", kernel, real.to(kernel.dtype))
+        sums.tokens[:, some] += real.sum(-1)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        width = len(self.kernel)
+        nn.init.normal_(self.kernel, std=width**-0.5)
+        if self.start == "segments":
+            self.kernel.mul_(0.1 * width**-0.5).add_(1 / width)
+
+    @torch.no_grad()
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
+        super().resample_(max_len, k)
+        self.kernel.data = stretch(self.kernel.mT, -(-self.max_len // self.k)).mT.contiguous()
+        self.kernel.grad = None  # of the old shape
+        return self

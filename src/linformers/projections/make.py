@@ -1,0 +1,98 @@
+"""Which projection a name, a sharing mode and a layer get."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from linformers.checks import one_of
+from linformers.projections.base import Projection
+from linformers.projections.convolution import Convolution
+from linformers.projections.dense import STARTS, Dense, Given
+from linformers.projections.own import Custom
+from linformers.projections.pooling import Max, Mean
+
+METHODS = ("learnable", "convolution", "mean", "max", "no_params")
+
+
+SHARINGS = ("none", "headwise", "kv", "layerwise")
+
+
+Method = str | Tensor | Sequence[Tensor] | nn.Module | Sequence[nn.Module]
+
+
+def make_projection(
+    max_len: int,
+    k: int,
+    *,
+    heads: int = 1,
+    sharing: str = "headwise",
+    method: Method = "learnable",
+    start: str = "random",
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> Projection:
+    """Build the projection of one layer, or the one of all layers.
+
+    Args:
+        max_len: the longest input.
+        k: the number of slots.
+        heads: the number of key/value heads of the layer.
+        sharing: ``"none"`` gives every head its own E and F, ``"headwise"`` all heads one E and one F, ``"kv"`` one
+            matrix for both. ``"layerwise"`` is ``"kv"`` for a projection that is then handed to every layer.
+        method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"`` or ``"no_params"`` (fixed random); or a matrix,
+            or a pair of them (see :class:`Given`); or a module, or a pair of them (see :class:`Custom`).
+        start: ``"random"`` or ``"segments"``, for the learned methods.
+    """
+    parts, own_heads = {"none": (2, heads), "headwise": (2, 1), "kv": (1, 1), "layerwise": (1, 1)}[
+        one_of("sharing", sharing, SHARINGS)
+    ]
+    one_of("start", start, STARTS)
+    if isinstance(method, Projection):
+        return method
+    if not isinstance(method, str):
+        own = [method] if isinstance(method, Tensor | nn.Module) else list(method)
+        modules = [m for m in own if isinstance(m, nn.Module)]
+        matrices = [m for m in own if isinstance(m, Tensor)]
+        if len(own) not in (1, 2) or len(own) not in (len(modules), len(matrices)):
+            raise ValueError(
+                "a method of your own is a matrix or a module, or two matrices or two modules for keys and values; "
+                f"got {', '.join(type(m).__name__ for m in own) or 'an empty list'}"
+            )
+        return Custom(modules, max_len, k) if modules else Given(*matrices)
+    match one_of("method", method, METHODS):
+        case "learnable" | "no_params":
+            fixed = method == "no_params"
+            return Dense(max_len, k, parts, own_heads, fixed=fixed, start=start, device=device, dtype=dtype)
+        case "convolution":
+            return Convolution(max_len, k, parts, own_heads, start=start, device=device, dtype=dtype)
+        case "mean":
+            return Mean(max_len, k)
+        case _:
+            return Max(max_len, k)
+
+
+def projection_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The learned n x k matrices of a model, to give them a smaller learning rate than the rest.
+
+    Every number of one meets a position of every input, and their changes add up over the positions: with Adam, whose steps have one
+    size, a slot moves n times as far as a number. On text a tenth of the rate of the other parameters was much better.
+    """
+    return [p for module in model.modules() if isinstance(module, Dense) for p in module.parameters()]
+
+
+def slots_per_layer(dim_k: int | Sequence[int], depth: int, reduce_by_layer: int = 0) -> list[int]:
+    """The number of slots of each layer: ``max(1, dim_k - i * reduce_by_layer)``, or ``dim_k`` as a list.
+
+    Raises:
+        ValueError: if the list has not one entry for each layer, or both options are used.
+    """
+    if isinstance(dim_k, int):
+        return [max(1, dim_k - i * reduce_by_layer) for i in range(depth)]
+    if reduce_by_layer:
+        raise ValueError(
+            f"dim_k is a list, {list(dim_k)}, and k_reduce_by_layer is {reduce_by_layer}; give one of them"
+        )
+    if len(dim_k) != depth:
+        raise ValueError(f"dim_k lists {len(dim_k)} sizes for a depth of {depth}; give one for each layer")
+    return list(dim_k)

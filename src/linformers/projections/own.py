@@ -1,0 +1,50 @@
+"""A user's own module as a projection.
+
+Axes: b batch, s key positions, k slots, d channels.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from linformers.ops.masks import blank
+from linformers.projections.base import Projection, Slots
+
+
+class Custom(Projection):
+    """A user's own module, or one for keys and one for values, each mapping ``(b, max_len, d)`` to ``(b, k, d)``.
+
+    It always sees ``max_len`` positions, zero where there is no token, so that padding equals trimming for any module.
+    """
+
+    linear = False
+
+    def __init__(self, modules: Sequence[nn.Module], max_len: int, k: int) -> None:
+        super().__init__(max_len, k, len(modules))
+        self.maps = nn.ModuleList(modules)
+
+    def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
+        whole = F.pad(blank(x[:, 0], keep), (0, 0, 0, self.max_len - x.shape[2]))  # (b, max_len, d)
+        if not torch.compiler.is_compiling() and not len(whole):  # which not every module takes
+            return Slots(
+                self._nothing(whole, part)[:, None, :k], None, None if keep is None else keep[:, :1].expand(0, k)
+            )
+        content = self.maps[part](whole)
+        expected = (whole.shape[0], self.k, whole.shape[2])
+        if content.shape != expected:
+            raise ValueError(
+                f"the projection module turned {tuple(whole.shape)} into {tuple(content.shape)}; expected {expected}"
+            )
+        # A module may make something of nothing (a bias); a sample without a token has no slots all the same.
+        real = None if keep is None else keep.any(1, keepdim=True).expand(-1, k)
+        return Slots(content[:, None, :k], None, real)
+
+    def _nothing(self, whole: Tensor, part: int) -> Tensor:
+        """The content of an empty batch, ``(0, k, d)``, with all parameters in its graph."""
+        parts = (p.flatten()[:0].to(whole.dtype) for p in self.maps[part].parameters())
+        return torch.cat([whole.flatten(), *parts]).view(0, self.k, whole.shape[2])
+
+    def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
+        raise ValueError("a projection module of your own cannot be resampled here; build it for the new sizes")
