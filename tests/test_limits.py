@@ -109,6 +109,9 @@ def test_commands(tmp_path, capsys):
         (("train", "--width", str(HUGE)), "width must be at most"),
         (("train", "--depth", str(10**9)), "depth must be at most"),
         (("compare", "--n", str(HUGE), "--dry-run"), "n must be at most"),
+        (("prepare", "--kind", "labelled", "--listops-depth", str(HUGE)), "max_depth must be at most 1,000"),
+        (("prepare", "--kind", "labelled", "--listops-args", str(HUGE)), "max_args must be at most 100"),
+        (("prepare", "--kind", "labelled", "--listops-length", "5", str(HUGE)), "max_length must be at most 100,000"),
     ):
         assert launch(*words, "--out", str(tmp_path / "out")) == 1
         assert message in capsys.readouterr().err
