@@ -2,11 +2,14 @@
 
 import io
 import json
+import os
+from pathlib import Path
 
 import pytest
 from training_cases import SMALL
 
 from linformers.cli import launch
+from linformers.cli.texts import read_texts
 from linformers.training.stopping import Interrupted
 
 OPTIONS = [
@@ -148,3 +151,10 @@ def test_every_command_has_help(capsys):
     for command in ("train", "evaluate", "generate", "fill-mask", "classify"):
         app([command, "--help"], result_action="return_value")
         assert f"Example: linformers {command}" in capsys.readouterr().out or command == "classify"
+
+
+def test_a_file_of_texts_that_is_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(ValueError, match="is not a regular file; send its lines to standard input instead"):
+            read_texts((), path)
