@@ -119,6 +119,17 @@ def test_scores_beyond_the_range_of_float16_are_finite(method, causal):
         assert weights is None or (weights.isfinite().all() and weights.dtype == torch.float16)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_on_the_meta_device_are_not_read(causal):
+    with torch.device("meta"):
+        layer = LinearMultiheadAttention(E, 2, seq_len=13, proj_k=13, causal=causal)
+        x, future = torch.randn(7, 3, E), torch.ones(7, 7, dtype=torch.bool).triu(1) if causal else None
+        for padding in (torch.zeros(3, 7, dtype=torch.bool), torch.zeros(3, 7)):
+            output, weights = layer(x, x, x, key_padding_mask=padding, attn_mask=future)
+            (output.sum() + weights.sum()).backward()
+    assert output.shape == (7, 3, E)
+
+
 # Masks
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from linformers.blocks import attend_blocks, attend_blocks_with_weights
 from linformers.causal import block_sizes, compress_finished
-from linformers.functional import align_left, attend, attend_with_weights, blank, by_rows, insert_slots, take
+from linformers.functional import align_left, attend, attend_with_weights, blank, by_rows, insert_slots, readable, take
 from linformers.long import attend_to_own
 from linformers.projections import Method, Projection, check_length, make_projection
 from linformers.shorten import Affine, shorten, to_heads
@@ -386,7 +386,7 @@ class LinearMultiheadAttention(nn.Module):
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise ValueError(f"key_padding_mask must be bool (True = ignore) or float (0 and -inf), got {mask.dtype}")
         keep = ~mask if mask.dtype == torch.bool else mask == 0
-        if mask.is_floating_point() and not torch.compiler.is_compiling():
+        if mask.is_floating_point() and readable(mask):
             between = ~keep & ~(mask <= torch.finfo(mask.dtype).min)
             if between.any():
                 raise ValueError(
@@ -408,7 +408,7 @@ def check_causal_mask(mask: Tensor, n: int) -> None:
     future = torch.ones(n, n, dtype=torch.bool, device=mask.device).triu(1)
     if mask.shape[-2:] != future.shape or mask.dim() not in (2, 3):
         raise ValueError(f"a causal layer takes the causal attn_mask of shape ({n}, {n}), got {tuple(mask.shape)}")
-    if not torch.compiler.is_compiling():
+    if readable(mask):
         hidden = mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min
         shown = ~mask if mask.dtype == torch.bool else mask == 0
         if not ((hidden == future) & (shown == ~future)).all():

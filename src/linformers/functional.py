@@ -36,8 +36,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout:
         return attend_with_weights(q, k, v, keep, dropout)[0]
     mask = keep[:, None, None] if keep is not None and keep.dim() == 2 else keep
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=k.shape[1] != q.shape[1]
-    )
+        q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=bool(k.shape[1] != q.shape[1])
+    )  # bool: sizes are tensors while torch.jit.trace looks on
 
 
 def attend_with_weights(
@@ -302,6 +302,11 @@ def multiply_by_one(matrix: Tensor, x: Tensor) -> Tensor:
     return matrix.expand(x.shape[0], -1, -1) @ x
 
 
+def readable(x: Tensor) -> bool:
+    """Whether what runs may depend on the values of ``x``: not in a graph that is to serve for others, nor on the meta device, which has none."""
+    return not (x.is_meta or torch.compiler.is_compiling() or torch.jit.is_tracing())
+
+
 def align_left(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     """Move every row so that it begins with its first real token; what was before it goes to the end.
 
@@ -309,7 +314,7 @@ def align_left(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         The moved ``x``, the moved mask, and the index that moves it back with :func:`take`, or None if nothing moved.
     """
     first = mask.int().argmax(1)
-    if not torch.compiler.is_compiling() and not first.any():
+    if readable(first) and not first.any():
         return x, mask, None
     places = torch.arange(mask.shape[1], device=mask.device)
     length = torch.ones_like(mask, dtype=torch.long).sum(1, keepdim=True)  # a tensor: ONNX divides by no other

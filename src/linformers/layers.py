@@ -234,7 +234,7 @@ class Attention(nn.Module):
         def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             if not causal:
                 return attend(q, k, v, mask, self._dropout())
-            gqa = k.shape[1] != q.shape[1]
+            gqa = bool(k.shape[1] != q.shape[1])
             return F.scaled_dot_product_attention(q, k, v, None, self._dropout(), is_causal=True, enable_gqa=gqa)
 
         return self._merge(self._heads(core, q, k, v)), None

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linformers.functional import align_left, blank, mean_of, single, take, weighted_sum
+from linformers.functional import align_left, blank, mean_of, readable, single, take, weighted_sum
 from linformers.generation import Generation, Start, generate, stream
 from linformers.layer import DecodingState, Trace
 from linformers.layers import Dropout, Memory, SinusoidalPositions
@@ -139,7 +139,7 @@ class TokenStack(nn.Module):
         if tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(f"token ids must be integers, got {tokens.dtype}; try tokens.long()")
         check_mask(mask, tuple(tokens.shape))
-        if not torch.compiler.is_compiling() and tokens.numel():
+        if readable(tokens) and tokens.numel():
             low, high = int(tokens.min()), int(tokens.max())
             if low < 0 or high >= self.num_tokens:
                 wrong = low if low < 0 else high

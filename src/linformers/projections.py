@@ -25,6 +25,7 @@ from linformers.functional import (
     multiply,
     multiply_ones,
     piece_windows,
+    readable,
     segment_windows,
     single,
     used_segments,
@@ -149,7 +150,9 @@ class Projection(nn.Module, ABC):
     def finish(self, sums: Sums) -> Slots:
         """What :meth:`forward` would have made of all pieces at once."""
         real = sums.tokens > 0
-        return Slots(sums.content.to(sums.dtype), lambda: sums.mass, None if bool(real.all()) else real)
+        return Slots(
+            sums.content.to(sums.dtype), lambda: sums.mass, None if readable(real) and bool(real.all()) else real
+        )
 
     def _used(self, length: int, k: int) -> int:
         """How many slots an input of ``length`` gets."""
@@ -416,7 +419,7 @@ class Custom(Projection):
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         whole = F.pad(blank(x[:, 0], keep), (0, 0, 0, self.max_len - x.shape[2]))  # (b, max_len, d)
-        if not torch.compiler.is_compiling() and not len(whole):  # which not every module takes
+        if not torch.compiler.is_exporting() and not len(whole):  # which not every module takes
             return Slots(
                 self._nothing(whole, part)[:, None, :k], None, None if keep is None else keep[:, :1].expand(0, k)
             )

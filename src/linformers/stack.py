@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linformers.causal import block_sizes
-from linformers.functional import align_left, blank, has_holes, take
+from linformers.functional import align_left, blank, has_holes, readable, take
 from linformers.layer import Call, DecodingState, Layer, LayerState, Run, Trace
 from linformers.layers import Attention, FeedForward, LocalMixing, Memory, rotary_positions
 from linformers.long import is_watched
@@ -360,7 +360,7 @@ class Linformer(nn.Module):
             state.length = (last if keep is None else last.masked_fill(~keep, 0)).amax(1)
             for i, made in enumerate(memory or []):
                 state.layers[i].memory = made
-        if keep is not None and self.causal and not torch.compiler.is_compiling() and not has_holes(keep):
+        if keep is not None and self.causal and readable(keep) and not has_holes(keep):
             keep = None  # nothing real looks at what comes after it
         call = Call(
             keep=keep,

@@ -314,6 +314,18 @@ def cross_entropy(logits, labels):
     return -(picked * (labels != -100)).sum() / (labels != -100).sum()
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_it_runs_on_the_meta_device(kind):
+    with torch.device("meta"):
+        ids = torch.zeros(2, 11, dtype=torch.long)
+        inputs = make_inputs(kind, ids, torch.ones_like(ids))
+        if kind is LinformerModel:
+            inputs["token_type_ids"] = torch.zeros_like(ids)
+        found = kind(make_config()).train()(**inputs)[0]
+        found.sum().backward()
+    assert found.is_meta
+
+
 @pytest.mark.parametrize("sharing", ["none", "layerwise"])
 @pytest.mark.parametrize("kind", [LinformerForCausalLM, LinformerForSeq2SeqLM])
 def test_every_parameter_has_a_gradient_at_every_length(kind, sharing):

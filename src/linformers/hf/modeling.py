@@ -16,7 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils import logging
 from transformers.utils.generic import ModelOutput
 
-from linformers.functional import blank
+from linformers.functional import blank, readable
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
 from linformers.layer import Layer, Trace
@@ -247,7 +247,7 @@ class LinformerModel(LinformerPreTrainedModel):
             types = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device) if types is None else types
             return x + self.token_type_emb(types)
         # Tokenisers hand out zeros without being asked; anything else was meant to have an effect.
-        if types is not None and not torch.compiler.is_compiling() and types.any():
+        if types is not None and readable(types) and types.any():
             raise ValueError(
                 f"got token_type_ids up to {int(types.max())}, but the model was built with type_vocab_size=0"
             )
@@ -272,7 +272,7 @@ class LinformerModel(LinformerPreTrainedModel):
             raise ValueError("this cache has read nothing yet")
         if keep is not None:
             keep = keep[:, -n:]
-            keep = None if keep.all() else keep
+            keep = None if readable(keep) and keep.all() else keep
         steps = [Trace(trace.need_weights, trace.need_hidden) for _ in range(n)]
         outputs = [
             self.body.run_step(x[:, i], state, None if keep is None else keep[:, i], step)
