@@ -304,7 +304,7 @@ def multiply_by_one(matrix: Tensor, x: Tensor) -> Tensor:
 
 def readable(x: Tensor) -> bool:
     """Whether what runs may depend on the values of ``x``: not in a graph that is to serve for others, nor on the meta device, which has none."""
-    return not (x.is_meta or torch.compiler.is_compiling() or torch.jit.is_tracing())
+    return not (x.is_meta or torch.compiler.is_compiling() or torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
 def align_left(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
