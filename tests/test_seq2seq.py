@@ -19,6 +19,7 @@ from model_cases import source_ids as source
 from safetensors.torch import load_model, save_model
 
 from linformers import LinformerEncDec
+from linformers.layer import DecodingState
 from linformers.projections import Projection
 
 VARIANTS = {
@@ -408,3 +409,51 @@ def test_every_parameter_has_a_gradient_at_every_length(sharing, cross_attention
             model.zero_grad()
             model(source(2, s), tokens(2, t)).square().sum().backward()
             assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("cross_attention", ["linformer", "full"])
+def test_beams_share_the_memory_of_their_source(cross_attention, monkeypatch):
+    model = make_encdec(cross_attention=cross_attention).eval()
+    src, prompt, mask = source(3, 7), tokens(3, 1), holes(3, 7)
+    places = []
+    original = DecodingState.reorder
+
+    def reorder(self, index):
+        original(self, index)
+        places.append([t.data_ptr() for layer in self.layers for t in layer.memory if t is not None])
+
+    def copy(self, index):
+        self.source = torch.arange(len(self.length))  # as if every row had a source of its own
+        original(self, index)
+
+    monkeypatch.setattr(DecodingState, "reorder", reorder)
+    found = model.generate(src, prompt, 9, src_mask=mask, num_beams=4)
+    assert len(places) == 9
+    assert all(place == places[0] for place in places)
+    monkeypatch.setattr(DecodingState, "reorder", copy)
+    assert torch.equal(found, model.generate(src, prompt, 9, src_mask=mask, num_beams=4))
+
+
+def test_reordering_across_sources_moves_their_memories():
+    model = make_encdec().eval()
+    src, tgt, index = source(3, 7), tokens(3, 5), torch.tensor([2, 2, 0, 1, 1])
+    state = model.decoder.new_state(3)
+    model.decoder(tgt, memory=model.encode(src), state=state)
+    for move in (index, torch.tensor([1, 0, 2, 4, 3]), torch.tensor([3, 2, 1, 0, 4])):
+        state.reorder(move)
+        src, tgt = src[move], tgt[move]
+    again = model.decoder.new_state(5)
+    model.decoder(tgt, memory=model.encode(src), state=again)
+    ids = tokens(5)
+    torch.testing.assert_close(model.decoder.step(ids, state), model.decoder.step(ids, again))
+
+
+def test_a_model_in_training_mode_reads_the_source_without_dropout():
+    model = make_encdec(dropout=0.4, dropout_ff=0.4, dropout_tokens=0.4)
+    src, prompt = source(2, 7), tokens(2, 1)
+    found = model.generate(src, prompt, 9)
+    streamed = torch.stack(list(model.stream(src, prompt, 9)), 1)
+    assert all(module.training for module in model.modules())
+    expected = model.eval().generate(src, prompt, 9)
+    assert torch.equal(found, expected)
+    assert torch.equal(streamed, expected[:, 1:])

@@ -17,6 +17,10 @@ from linformers.projections import Method, Projection, check_length, make_projec
 from linformers.shorten import Affine, shorten, to_heads
 
 
+class Unsaid(int):
+    """A default that differs from the same number said: only what was said can contradict a projection that is handed in."""
+
+
 class LinearMultiheadAttention(nn.Module):
     """Multi-head attention to k slots instead of s keys (Linformer, Wang et al. 2020).
 
@@ -39,8 +43,8 @@ class LinearMultiheadAttention(nn.Module):
             are one matrix; ``"layerwise"``, the same, to be handed to further layers as ``projection``.
         method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"``, ``"no_params"``; or a matrix, a module, or a pair
             of either, for keys and values (see :func:`linformers.make_projection`). The layer owns what it makes of it.
-        projection: use this projection, which belongs to somebody else: it is neither registered nor copied here. Its own
-            length and slots hold, and ``seq_len`` and ``proj_k`` may be left out.
+        projection: use this projection, which another module owns: it is neither registered nor copied here. Its own length and
+            slots hold; leave ``seq_len`` and ``proj_k`` out (that of a causal layer has the length of a block, and ``seq_len`` is free).
         start: ``"random"`` or ``"segments"``, how learned projections begin.
         causal: self-attention in which no output depends on a later input. Then blocks of positions are projected, each on
             its own (see :mod:`linformers.causal`), and so is a ``projection`` that is handed in.
@@ -82,8 +86,8 @@ class LinearMultiheadAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        seq_len: int = 512,
-        proj_k: int = 128,
+        seq_len: int = Unsaid(512),
+        proj_k: int = Unsaid(128),
         param_sharing: str = "none",
         method: Method = "learnable",
         projection: Projection | Method | None = None,
@@ -123,7 +127,9 @@ class LinearMultiheadAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
 
         # What one projection shortens: the whole sequence, or a block of it.
-        length, slots = block_sizes(seq_len, proj_k, block_size) if causal and projection is None else (seq_len, proj_k)
+        length, slots = int(seq_len), int(proj_k)
+        if causal and projection is None:
+            length, slots = block_sizes(length, slots, block_size)
         made = make_projection(
             length,
             slots,
@@ -139,17 +145,14 @@ class LinearMultiheadAttention(nn.Module):
         if causal:
             if block_size not in (None, made.max_len):
                 raise ValueError(f"block_size={block_size}, but the projection has blocks of {made.max_len}")
-            self._causal_len, length, slots = seq_len, made.max_len, made.k
-        for name, given, defaults, own in (
-            ("seq_len", length, (512, made.max_len), made.max_len),
-            ("proj_k", slots, (128, made.k), made.k),
-        ):
-            if given not in defaults:
-                raise ValueError(f"{name}={given}, but the projection handed in has {own}; leave {name} out")
+            self._causal_len = int(seq_len)
         if projection is None:
             self.projection = made
         else:
             object.__setattr__(self, "projection", made)  # around nn.Module, which would register it
+        for name, given, own in (("seq_len", seq_len, self.seq_len), ("proj_k", proj_k, self.proj_k)):
+            if given != own and not isinstance(given, Unsaid):
+                raise ValueError(f"{name}={given}, but the projection handed in has {own}; leave {name} out")
         self._reset_own_parameters()
 
     @property

@@ -35,23 +35,43 @@ class DecodingState:
     Attributes:
         layers: one state a layer.
         length: ``(b,)``, how many tokens each row has seen.
+        source: ``(b,)``, equal for rows whose memories are; None if that has not been looked at.
     """
 
     layers: list[LayerState]
     length: Tensor
+    source: Tensor | None = None
 
     def reorder(self, index: Tensor) -> None:
-        """Keep, repeat or drop rows: row i becomes what row ``index[i]`` was."""
+        """Keep, repeat or drop rows: row i becomes what row ``index[i]`` was.
+
+        The beams of a sample have one memory, and where rows move among them only, it stays where it is.
+        """
         self.length = self.length.index_select(0, index)
+        memories = [layer.memory for layer in self.layers if layer.memory is not None]
+        moved = False
+        if memories:
+            before = equal_rows(memories) if self.source is None else self.source
+            self.source = before.index_select(0, index)
+            moved = not torch.equal(self.source, before)
         for layer in self.layers:
             if layer.attention is not None:
                 layer.attention.reorder(index)
             if layer.past is not None:
                 layer.past = layer.past.index_select(0, index)
-            if layer.memory is not None:
+            if layer.memory is not None and moved:
                 keys, values, keep = layer.memory
                 kept = None if keep is None else keep.index_select(0, index)
                 layer.memory = Memory(keys.index_select(0, index), values.index_select(0, index), kept)
+
+
+def equal_rows(memories: Sequence[Memory]) -> Tensor:
+    """A number for each row, ``(b,)``: the one of the row before it if they have the same memory in every layer."""
+    tensors = [t for memory in memories for t in memory if t is not None]
+    new = torch.ones(len(tensors[0]), dtype=torch.bool, device=tensors[0].device)
+    if len(new) > 1:
+        new[1:] = torch.stack([(t[1:] != t[:-1]).flatten(1).any(1) for t in tensors]).any(0)
+    return new.cumsum(0)
 
 
 @dataclass

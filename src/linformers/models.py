@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linformers.functional import align_left, blank, mean_of, readable, single, take, weighted_sum
-from linformers.generation import Generation, Start, generate, stream
+from linformers.generation import Generation, Start, evaluating, generate, stream
 from linformers.layer import DecodingState, Trace
 from linformers.layers import Dropout, Memory, SinusoidalPositions
 from linformers.projections import one_of
@@ -106,6 +106,11 @@ class TokenStack(nn.Module):
 
     def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
         """The next token of each row, ``(b,)``, to its features, ``(b, emb_dim)``; ``keep`` ``(b,)`` lets rows pause."""
+        if tokens.shape != state.length.shape:
+            raise ValueError(
+                f"expected one token id a row, of shape ({len(state.length)},) as the state, got {tuple(tokens.shape)}"
+            )
+        self.check_ids(tokens)
         return self.run_step(self.token_emb(tokens.long()), state, keep)
 
     def run_step(
@@ -136,9 +141,13 @@ class TokenStack(nn.Module):
         """Raise a ValueError for ids and masks that cannot be right; the values of ids only where nothing is compiled."""
         if tokens.dim() != 2:
             raise ValueError(f"expected token ids of shape (batch, length), got {tuple(tokens.shape)}")
+        check_mask(mask, tuple(tokens.shape))
+        self.check_ids(tokens)
+
+    def check_ids(self, tokens: Tensor) -> None:
+        """Raise a ValueError for ids, of any shape, that are not in the vocabulary."""
         if tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(f"token ids must be integers, got {tokens.dtype}; try tokens.long()")
-        check_mask(mask, tuple(tokens.shape))
         if readable(tokens) and tokens.numel():
             low, high = int(tokens.min()), int(tokens.max())
             if low < 0 or high >= self.num_tokens:
@@ -246,6 +255,8 @@ class LinformerLM(nn.Module):
     ) -> Tensor:
         """Continue ``prompt``, by default with the likeliest tokens.
 
+        A model in training mode generates in eval mode, without dropout, and is in training mode again afterwards.
+
         Args:
             prompt: ``(b, n)``; rows of different lengths are padded on either side.
             max_new_tokens: how many to add at most; fewer if all rows end before.
@@ -256,7 +267,8 @@ class LinformerLM(nn.Module):
         Returns:
             Prompt and continuation, ``(b, n + new)``.
         """
-        return generate(self._start(prompt, mask, memory, max_new_tokens), self.step, prompt, max_new_tokens, **options)
+        start = self._start(prompt, mask, memory, max_new_tokens)
+        return generate(start, self._next, prompt, max_new_tokens, **options)
 
     def stream(
         self,
@@ -268,7 +280,12 @@ class LinformerLM(nn.Module):
         **options: Unpack[Generation],
     ) -> Iterator[Tensor]:
         """:meth:`generate`, yielding the tokens ``(b,)`` as they come."""
-        return stream(self._start(prompt, mask, memory, max_new_tokens), self.step, max_new_tokens, **options)
+        return stream(self._start(prompt, mask, memory, max_new_tokens), self._next, max_new_tokens, **options)
+
+    def _next(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
+        """:meth:`step` in eval mode, with tokens that need no check: the model has just chosen them."""
+        with evaluating(self):
+            return self.logits(self.body.run_step(self.body.token_emb(tokens), state, keep))
 
     def _start(self, prompt: Tensor, mask: Tensor | None, memory: Sequence[Memory] | None, count: int) -> Start:
         """Check everything now, and read the prompt when asked to."""
@@ -291,6 +308,10 @@ class LinformerLM(nn.Module):
             )
 
         def start() -> tuple[Tensor, DecodingState]:
+            with evaluating(self):
+                return read()
+
+        def read() -> tuple[Tensor, DecodingState]:
             state = self.new_state(len(prompt))
             features = self.body(prompt, mask, memory=memory, state=state)
             if mask is None:

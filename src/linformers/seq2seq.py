@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from linformers.generation import Generation
+from linformers.generation import Generation, evaluating
 from linformers.layers import Memory
 from linformers.models import LinformerLM
 from linformers.stack import LinformerOptions
@@ -128,7 +128,8 @@ class LinformerEncDec(nn.Module):
 
     @torch.no_grad()
     def _encode_quietly(self, src: Tensor, src_mask: Tensor | None) -> Sequence[Memory]:
-        return self.encode(src, src_mask)
+        with evaluating(self):
+            return self.encode(src, src_mask)
 
 
 def side_options(side: str, given: dict[str, Any], allowed: Sequence[str]) -> dict[str, Any]:

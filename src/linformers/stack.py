@@ -359,7 +359,7 @@ class Linformer(nn.Module):
             last = torch.arange(1, x.shape[1] + 1, device=x.device).expand(x.shape[0], -1)
             state.length = (last if keep is None else last.masked_fill(~keep, 0)).amax(1)
             for i, made in enumerate(memory or []):
-                state.layers[i].memory = made
+                state.layers[i].memory, state.source = made, None
         if keep is not None and self.causal and readable(keep) and not has_holes(keep):
             keep = None  # nothing real looks at what comes after it
         call = Call(

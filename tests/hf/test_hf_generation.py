@@ -163,3 +163,17 @@ def test_who_can_generate():
     assert LinformerForCausalLM.can_generate()
     assert LinformerForSeq2SeqLM.can_generate()
     assert not LinformerForMaskedLM.can_generate()
+
+
+def test_beams_share_the_memory_of_their_source(monkeypatch):
+    model, places = make(LinformerForSeq2SeqLM), []
+    original = LinformerCache.reorder_cache
+
+    def reorder(self, index):
+        original(self, index)
+        places.append([t.data_ptr() for layer in self.state.layers for t in layer.memory if t is not None])
+
+    monkeypatch.setattr(LinformerCache, "reorder_cache", reorder)
+    model.generate(**make_prompt(), max_new_tokens=9, do_sample=False, num_beams=3)
+    assert len(places) > 1
+    assert all(place == places[0] for place in places)
