@@ -1,6 +1,6 @@
 """``LinearMultiheadAttention``: ``torch.nn.MultiheadAttention`` with a cost that is linear in the sequence length.
 
-Axes: b batch, h heads, n query positions, s key positions, k slots, d channels. The layer speaks torch's conventions
+Axes: b batch, h heads, g key/value heads, n query positions, s key positions, k slots, d channels. The layer speaks torch's conventions
 (``key_padding_mask`` is True where a key is to be ignored) and turns them into ``keep`` at its door.
 """
 
@@ -49,6 +49,10 @@ class LinearMultiheadAttention(nn.Module):
         causal: self-attention in which no output depends on a later input. Then blocks of positions are projected, each on
             its own (see :mod:`linformers.causal`), and so is a ``projection`` that is handed in.
         block_size: positions of such a block; None picks one.
+        num_kv_heads: key/value heads, each for ``num_heads / num_kv_heads`` neighbouring query heads (grouped-query attention); None
+            means ``num_heads``. Fewer have maps of their own, ``q_proj_weight``, ``k_proj_weight`` and ``v_proj_weight``, as with
+            ``kdim``; ``in_proj_bias`` then holds ``embed_dim`` numbers for the queries, and ``num_kv_heads * head_dim`` each for
+            keys and for values, in that order. With ``param_sharing="none"`` each key/value head has its own E and F.
 
     Example:
         >>> import torch
@@ -94,12 +98,16 @@ class LinearMultiheadAttention(nn.Module):
         start: str = "random",
         causal: bool = False,
         block_size: int | None = None,
+        num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
             raise ValueError(
                 f"embed_dim must be a positive multiple of num_heads, got embed_dim={embed_dim} and num_heads={num_heads}"
             )
+        groups = num_heads if num_kv_heads is None else num_kv_heads
+        if groups < 1 or num_heads % groups:
+            raise ValueError(f"num_kv_heads must divide num_heads={num_heads}, got num_kv_heads={num_kv_heads}")
         if not 0.0 <= dropout <= 1.0:
             raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
         if block_size is not None and not causal:
@@ -112,15 +120,15 @@ class LinearMultiheadAttention(nn.Module):
         self.param_sharing = param_sharing
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        packed = self.kdim == embed_dim and self.vdim == embed_dim
+        packed, width = self.kdim == self.vdim == embed_dim and groups == num_heads, groups * self.head_dim
         shapes = {
             "in_proj_weight": (3 * embed_dim, embed_dim) if packed else None,
             "q_proj_weight": None if packed else (embed_dim, embed_dim),
-            "k_proj_weight": None if packed else (embed_dim, self.kdim),
-            "v_proj_weight": None if packed else (embed_dim, self.vdim),
-            "in_proj_bias": (3 * embed_dim,) if bias else None,
-            "bias_k": (1, 1, embed_dim) if add_bias_kv else None,
-            "bias_v": (1, 1, embed_dim) if add_bias_kv else None,
+            "k_proj_weight": None if packed else (width, self.kdim),
+            "v_proj_weight": None if packed else (width, self.vdim),
+            "in_proj_bias": (embed_dim + 2 * width,) if bias else None,
+            "bias_k": (1, 1, width) if add_bias_kv else None,
+            "bias_v": (1, 1, width) if add_bias_kv else None,
         }
         for name, shape in shapes.items():
             self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **factory)))
@@ -133,14 +141,15 @@ class LinearMultiheadAttention(nn.Module):
         made = make_projection(
             length,
             slots,
-            heads=num_heads,
+            heads=groups,
             sharing=param_sharing,
             method=method if projection is None else projection,
             start=start,
             **factory,
         )
-        if made.heads not in (1, num_heads):
-            raise ValueError(f"the projection has {made.heads} heads; this layer has num_heads={num_heads}")
+        if made.heads not in (1, groups):
+            name = "num_heads" if groups == num_heads else "num_kv_heads"
+            raise ValueError(f"the projection has {made.heads} heads; this layer has {name}={groups}")
         self.causal = causal
         if causal:
             if block_size not in (None, made.max_len):
@@ -154,6 +163,11 @@ class LinearMultiheadAttention(nn.Module):
             if given != own and not isinstance(given, Unsaid):
                 raise ValueError(f"{name}={given}, but the projection handed in has {own}; leave {name} out")
         self._reset_own_parameters()
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The number of key/value heads."""
+        return self.num_heads if self.in_proj_weight is not None else len(self.k_proj_weight) // self.head_dim
 
     @property
     def seq_len(self) -> int:
@@ -271,11 +285,12 @@ class LinearMultiheadAttention(nn.Module):
             and keep is None
             and not (need_weights or dropout or self.add_zero_attn)
             and self.bias_k is None
+            and self.num_kv_heads == self.num_heads
         ):
             maps = to_query, to_key, to_value, self.out_proj
             if (output := attend_to_own(query, *maps, self.projection, heads=self.num_heads)) is not None:
                 return output, None
-        k, v, slot_keep = shorten(key, value, to_key, to_value, self.projection, heads=self.num_heads, keep=keep)
+        k, v, slot_keep = shorten(key, value, to_key, to_value, self.projection, heads=self.num_kv_heads, keep=keep)
         slots = k.shape[2]
         k, v, slot_keep = self._append_extra(k, v, slot_keep)
 
@@ -307,9 +322,9 @@ class LinearMultiheadAttention(nn.Module):
                 query, key, value = (align_left(x, keep)[0] for x in (query, key, value))
             keep = moved
             key, value = blank(key, keep), blank(value, keep)
-        q, k, v = (
-            to_heads(to(x), self.num_heads) for to, x in zip(self._channel_maps(), (query, key, value), strict=True)
-        )
+        to_query, to_key, to_value = self._channel_maps()
+        q = to_heads(to_query(query), self.num_heads)
+        k, v = (to_heads(to(x), self.num_kv_heads) for to, x in ((to_key, key), (to_value, value)))
         slot_k, slot_v, slot_keep = compress_finished(k, v, self.projection, keep=keep)
         pattern: dict[str, Any] = {
             "block": self.projection.max_len,
@@ -332,18 +347,19 @@ class LinearMultiheadAttention(nn.Module):
         weights: tuple[Tensor, ...] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
-        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        sizes = [len(weight) for weight in weights]
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.split(sizes)
         q, k, v = (Affine(weight, bias) for weight, bias in zip(weights, biases, strict=True))
         return q, k, v
 
     def _append_extra(self, k: Tensor, v: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Append the learned and the zero key and value, which always take part."""
-        b, h, slots, d = k.shape
+        b, g, slots, d = k.shape
         if self.bias_k is not None and self.bias_v is not None:
-            k = torch.cat([k, self.bias_k.view(1, h, 1, d).expand(b, -1, -1, -1).to(k.dtype)], 2)
-            v = torch.cat([v, self.bias_v.view(1, h, 1, d).expand(b, -1, -1, -1).to(v.dtype)], 2)
+            k = torch.cat([k, self.bias_k.view(1, g, 1, d).expand(b, -1, -1, -1).to(k.dtype)], 2)
+            v = torch.cat([v, self.bias_v.view(1, g, 1, d).expand(b, -1, -1, -1).to(v.dtype)], 2)
         if self.add_zero_attn:
-            k, v = (torch.cat([x, x.new_zeros(b, h, 1, d)], 2) for x in (k, v))
+            k, v = (torch.cat([x, x.new_zeros(b, g, 1, d)], 2) for x in (k, v))
         if keep is not None:
             keep = torch.cat([keep, keep.new_ones(b, k.shape[2] - slots)], 1)
         return k, v, keep
@@ -400,8 +416,9 @@ class LinearMultiheadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         own = "" if "projection" in self._modules else ", projection=handed in"
+        groups = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
         return (
-            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, seq_len={self.seq_len}, proj_k={self.proj_k}, "
+            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}{groups}, seq_len={self.seq_len}, proj_k={self.proj_k}, "
             f"param_sharing={self.param_sharing!r}, dropout={self.dropout}, batch_first={self.batch_first}, causal={self.causal}{own}"
         )
 

@@ -45,7 +45,7 @@ class NearbyAttention(LinearMultiheadAttention):
             )
         check_length(key.shape[1], self.seq_len)
         q, k, v = (
-            to(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            to(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for to, x in zip(self._channel_maps(), (query, blank(key, keep), blank(value, keep)), strict=True)
         )
         dropout = self.dropout if self.training else 0.0
