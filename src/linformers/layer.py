@@ -201,7 +201,9 @@ class Layer(nn.Module):
             found.append(("attention", attend))
         if (cross := self.cross) is not None:
             if call.memories is None:
-                raise ValueError("this stack has cross-attention (context_size); hand forward its memory")
+                raise ValueError(
+                    "this stack has cross-attention (context_size); hand forward its memory, or LinformerLM the context"
+                )
             memory = call.memories[self.index]
 
             def look_up(x: Tensor) -> Tensor:

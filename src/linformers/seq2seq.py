@@ -96,7 +96,7 @@ class LinformerEncDec(nn.Module):
 
     def encode(self, src: Tensor, src_mask: Tensor | None = None) -> list[Memory]:
         """Read a source ``(b, s)`` and prepare it for every layer of the decoder; needed once for any number of targets."""
-        return self.decoder.body.linformer.memory(self.encoder(src, src_mask), src_mask)
+        return self.decoder.memory(self.encoder(src, src_mask), src_mask)
 
     def generate(
         self,
