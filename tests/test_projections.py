@@ -219,7 +219,9 @@ def test_smooth_matrix_survives_another_length(method, factor):
     expected = (smooth(places(new), k) / new)[2:-2].repeat(1, 4)  # the same curve, away from its ends
     torch.testing.assert_close(projection.weight[2:-2].detach() * new, expected * new, rtol=0, atol=2e-3)
     torch.testing.assert_close(projection(signal[1][None, None]).content, before, rtol=5e-3, atol=5e-3)
-    torch.testing.assert_close(projection(signal[1][None, None]).mass(), projection.weight.sum(0)[: 2 * k].view(1, 2, k))
+    torch.testing.assert_close(
+        projection(signal[1][None, None]).mass(), projection.weight.sum(0)[: 2 * k].view(1, 2, k)
+    )
 
 
 def test_smooth_kernel_survives_another_length():

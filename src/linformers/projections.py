@@ -118,9 +118,7 @@ class Projection(nn.Module, ABC):
         """
         return self.shorten(x, keep, min(part, self.parts - 1), self.checked(x.shape[2], k))
 
-    def both(
-        self, key: Tensor, value: Tensor, keep: Tensor | None = None, k: int | None = None
-    ) -> tuple[Slots, Slots]:
+    def both(self, key: Tensor, value: Tensor, keep: Tensor | None = None, k: int | None = None) -> tuple[Slots, Slots]:
         """Shorten keys and values; each as :meth:`forward` does."""
         return self(key, keep, KEY, k), self(value, keep, VALUE, k)
 
@@ -225,9 +223,7 @@ class Dense(Projection):
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         return shorten_by(self.used(part, x.shape[2], k), x, keep)
 
-    def both(
-        self, key: Tensor, value: Tensor, keep: Tensor | None = None, k: int | None = None
-    ) -> tuple[Slots, Slots]:
+    def both(self, key: Tensor, value: Tensor, keep: Tensor | None = None, k: int | None = None) -> tuple[Slots, Slots]:
         hooked = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
         own = type(self).shorten is Dense.shorten and type(self).matrix is Dense.matrix
         if self.parts == 1 or not own or hooked or torch.compiler.is_exporting():

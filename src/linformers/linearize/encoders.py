@@ -16,6 +16,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.bert import modeling_bert
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.electra import modeling_electra
@@ -350,6 +351,10 @@ def _register(model_type: str, architecture: Architecture) -> None:
         body = {"config_class": config, "__module__": __name__, "__doc__": f"{name} that attends to slots."}
         model = type(f"Linearized{name}", (Linearized, original), body)
         LINEARIZED[original] = globals()[model.__name__] = model
+        if (
+            names := get_checkpoint_conversion_mapping(name)
+        ) is not None:  # a model that was loaded is saved with its old names
+            convert_old_files(model.__name__, names)
         AUTO_CLASSES[kind].register(config, model)
 
 
