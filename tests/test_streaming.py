@@ -198,6 +198,12 @@ def test_long_inputs_run_in_pieces_by_themselves(monkeypatch: pytest.MonkeyPatch
         model(x)
         assert len(calls) == 1, "somebody looks at the layers"
         handle.remove()
+        handle = model.projection.register_forward_hook(lambda *_: None)
+        model(x)
+        assert len(calls) == 1, "somebody looks at the projection"
+        with pytest.raises(ValueError, match="there are hooks on a projection, which sees no piece; remove them first"):
+            original(model, x)
+        handle.remove()
         model(x, need_weights=True)
         model.train()(x)
         assert len(calls) == 1

@@ -20,6 +20,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from linformers.functional import FEWEST, ROWS, multiply_by_one, multiply_ones
 from linformers.projections import KEY, Dense, Projection, Slots
 from linformers.shorten import ChannelMap, as_affine, map_to_both, to_heads
+from linformers.watch import is_watched_inside
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -58,7 +59,7 @@ def attend_to_own(
     query, output = as_affine(to_query), as_affine(to_output)
     if not is_one_matrix(projection) or query is None or output is None:
         return None
-    if any(map(is_watched, (to_query, to_key, to_value, to_output, projection))) or _has_any_global_hook():
+    if any(map(is_watched_inside, (to_key, to_value, projection))) or _has_any_global_hook():
         return None
     matrix = projection.used(KEY, x.shape[1], projection.checked(x.shape[1], slots))
     if (
@@ -83,12 +84,6 @@ def is_one_matrix(projection: Projection | None) -> TypeGuard[Dense]:
     if not isinstance(projection, Dense) or projection.parts > 1 or projection.heads > 1:
         return False
     return type(projection).shorten is Dense.shorten and type(projection).forward is Dense.forward
-
-
-def is_watched(module: object) -> bool:
-    """Whether somebody has hooks on it, or has put another ``forward`` into it."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return isinstance(module, nn.Module) and ("forward" in vars(module) or any(getattr(module, kind) for kind in kinds))
 
 
 class Shorten(torch.autograd.Function):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from linformers.functional import (
     blank,
@@ -28,6 +29,7 @@ from linformers.functional import (
     used_segments,
 )
 from linformers.layout import to_rows
+from linformers.watch import is_watched
 
 KEY, VALUE = 0, 1
 
@@ -224,9 +226,10 @@ class Dense(Projection):
         return shorten_by(self.used(part, x.shape[2], k), x, keep)
 
     def both(self, key: Tensor, value: Tensor, keep: Tensor | None = None, k: int | None = None) -> tuple[Slots, Slots]:
-        hooked = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-        own = type(self).shorten is Dense.shorten and type(self).matrix is Dense.matrix
-        if self.parts == 1 or not own or hooked or torch.compiler.is_exporting():
+        same = all(
+            getattr(type(self), name) is getattr(Dense, name) for name in ("forward", "shorten", "used", "matrix")
+        )
+        if self.parts == 1 or not same or is_watched(self) or _has_any_global_hook() or torch.compiler.is_exporting():
             return super().both(key, value, keep, k)
         # Cut in one step, whose backward puts the gradients of both side by side; two slices would each fill a whole one with zeros.
         length, k = key.shape[2], self.checked(key.shape[2], k)

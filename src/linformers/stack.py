@@ -14,9 +14,9 @@ from linformers.causal import block_sizes
 from linformers.functional import align_left, blank, has_holes, take
 from linformers.layer import Call, DecodingState, Layer, LayerState, Run, Trace
 from linformers.layers import Attention, FeedForward, LocalMixing, Memory, rotary_positions
-from linformers.long import is_watched
 from linformers.projections import SHARINGS, Method, Projection, make_projection, one_of, slots_per_layer
 from linformers.reversible import run_reversible
+from linformers.watch import is_watched
 
 ATTENTIONS = ("linformer", "full", "none", "local")
 CROSS_ATTENTIONS = ("same", "linformer", "full")
@@ -499,7 +499,8 @@ class Linformer(nn.Module):
 
         if trace.need_weights or trace.need_hidden or x.shape[1] < 2 * streaming.piece_length(self, len(x)):
             return False
-        return not any(map(is_watched, self.layers.modules())) and streaming.obstacle(self) is None
+        inside = (module for module in self.modules() if module is not self)
+        return not any(map(is_watched, inside)) and streaming.obstacle(self) is None
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[2] != self.channels:

@@ -18,7 +18,9 @@ from torch import Tensor
 from linformers.functional import blank
 from linformers.layer import Layer, Run
 from linformers.layers import Memory, Rotate, rotary_positions
+from linformers.projections import Projection
 from linformers.stack import Linformer, check_mask
+from linformers.watch import is_watched
 
 Rows: TypeAlias = Tensor | numpy.ndarray[Any, Any]
 
@@ -37,6 +39,8 @@ def stream(
     length: int | None = None,
 ) -> Rows:
     """Run an encoder stack in pieces; the numbers are those of ``model(x, mask)``.
+
+    Hooks on the modules of its layers see one piece at a time.
 
     Args:
         model: a :class:`linformers.Linformer` in eval mode, neither causal nor reversible, without a window or a context.
@@ -123,6 +127,10 @@ def obstacle(model: Linformer) -> str | None:
         (model.attention in ("full", "local"), f"attention={model.attention!r} needs exact keys"),
         (attention is not None and attention.block > 0, "local_window needs exact keys of neighbouring blocks"),
         (model.context_size is not None, "it has cross-attention (context_size)"),
+        (
+            any(is_watched(module) for module in model.modules() if isinstance(module, Projection)),
+            "there are hooks on a projection, which sees no piece; remove them first",
+        ),
     ):
         if found:
             return why

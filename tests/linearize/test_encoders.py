@@ -294,6 +294,20 @@ def test_adapters_work_on_the_linear_maps():
     assert model.encoder.layer[0].attention.self.key.up.weight.grad.abs().sum() > 0
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", [{}, {"method": "learnable", "sharing": "none"}])
+def test_hooks_on_the_linear_maps_take_effect(name, options):
+    """What a hook on the keys returns is attended to, as in the original."""
+    model, original = pair(name)
+    linearize(model, k=N, max_len=N, **options)
+    batch = inputs(name)
+    for each in (model, original):
+        for module in each.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_hook(lambda m, i, output: output.sin())
+    torch.testing.assert_close(model(**batch)[0], original(**batch)[0])
+
+
 def test_training_mode_and_heads_share_the_encoder(tmp_path):
     model = make("bert", head=True).train()
     linearize(model, k=5, max_len=N, method="learnable")

@@ -3,7 +3,7 @@
 Axes: b batch, h heads, n positions, k slots, ch channels of the model.
 
 ``E (x W) = (E x) W``: two products with n rows become two with k rows. Only plain ``nn.Linear`` maps allow it; with anything around
-them (an adapter), and with exact neighbours, the module runs as its original does, and is shortened afterwards.
+them (an adapter, a hook), and with exact neighbours, the module runs as its original does, and is shortened afterwards.
 """
 
 from typing import Any, ClassVar
@@ -18,6 +18,7 @@ from transformers.models.vit.modeling_vit import ViTAttention
 from linformers.linearize.core import attend_shortened
 from linformers.projections import check_length
 from linformers.shorten import shorten
+from linformers.watch import is_plain
 
 
 class ShortensEarly:
@@ -43,7 +44,7 @@ class ShortensEarly:
         maps = [getattr(self, name) for name in self.maps]
         settings = self.config.linformers
         masked = attention_mask is None or attention_mask.shape == hidden_states.shape[:2]
-        plain = all(type(each) is nn.Linear for each in maps) and past_key_values is None and masked
+        plain = all(map(is_plain, maps)) and past_key_values is None and masked
         if self.projection is None or settings["local_window"] or not plain:
             kwargs |= {"output_attentions": output_attentions}
             if past_key_values is not None:
