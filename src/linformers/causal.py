@@ -112,11 +112,11 @@ class CausalState:
     take, is compressed to slots first. Rows of a batch may be at different positions.
 
     Attributes:
-        slot_keys: ``(b, g, k, d)``.
-        slot_values: ``(b, g, k, d)``.
-        exact_keys: ``(b, g, 2 c, d)``.
-        exact_values: ``(b, g, 2 c, d)``.
-        slot_real: ``(b, k)``, False where a slot holds no real token.
+        slot_keys: ``(b, g, (m - 2) r, d)``: of all m blocks of the longest input but the last two.
+        slot_values: the same.
+        exact_keys: ``(b, g, 2 c, d)``, or those of the longest input if that is shorter.
+        exact_values: the same.
+        slot_real: ``(b, (m - 2) r)``, False where a slot holds no real token.
         exact_real: ``(b, 2 c)``, False where the token is not real: a hole in the prompt.
         length: ``(b,)``, how many positions each row has seen.
     """
@@ -188,7 +188,7 @@ class CausalState:
         self.length = self.length + (1 if keep is None else keep.long())
 
     def seen(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All keys and values, ``(b, g, k + 2 c, d)``, and which of them the last token sees, ``(b, k + 2 c)``."""
+        """All keys and values, ``(b, g, (m - 2) r + 2 c, d)``, and which of them the last token sees, ``(b, (m - 2) r + 2 c)``."""
         return (
             torch.cat([self.slot_keys, self.exact_keys], 2),
             torch.cat([self.slot_values, self.exact_values], 2),

@@ -5,7 +5,6 @@ A projection is stored for ``max_len`` positions, and position i always uses row
 """
 
 import math
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -29,6 +28,7 @@ from linformers.functional import (
     used_segments,
 )
 from linformers.layout import to_rows
+from linformers.notice import warn_of_slots
 from linformers.watch import is_watched
 
 KEY, VALUE = 0, 1
@@ -89,12 +89,7 @@ class Projection(nn.Module, ABC):
         for name, value in {"max_len": max_len, "k": k, "heads": heads}.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if k > max_len:
-            warnings.warn(
-                f"k = {k} slots for at most {max_len} positions: more slots than positions cost time and gain nothing; "
-                f"choose k below {max_len}",
-                stacklevel=3,
-            )
+        warn_of_slots("k", k, max_len)
         self.max_len, self.k, self.parts, self.heads = max_len, k, parts, heads
 
     @property

@@ -14,6 +14,7 @@ from linformers.causal import block_sizes
 from linformers.functional import align_left, blank, has_holes, take
 from linformers.layer import Call, DecodingState, Layer, LayerState, Run, Trace
 from linformers.layers import Attention, FeedForward, LocalMixing, Memory, rotary_positions
+from linformers.notice import one_notice
 from linformers.projections import SHARINGS, Method, Projection, make_projection, one_of, slots_per_layer
 from linformers.reversible import run_reversible
 from linformers.watch import is_watched
@@ -116,6 +117,7 @@ class Linformer(nn.Module):
         torch.Size([1, 400, 64])
     """
 
+    @one_notice()
     def __init__(
         self,
         input_size: int,

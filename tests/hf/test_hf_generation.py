@@ -122,6 +122,19 @@ def test_generation_goes_on_from_a_cache():
     assert torch.equal(second.sequences, whole)
 
 
+@pytest.mark.parametrize(
+    ("options", "width"),
+    [({}, (N // C - 2) * (K * C // N) + 2 * C), ({"attention": "full"}, N), ({"attention": "local"}, 2 * C)],
+    ids=["linformer", "full", "local"],
+)
+@pytest.mark.parametrize("read", [1, 7, N])
+def test_the_keys_of_a_cache_have_one_width(options, width, read):
+    """Slots of all blocks but the last two, and two blocks of exact keys, however much was read."""
+    model = make(LinformerForCausalLM, block_size=C, **options)
+    for layer in model(make_ids(2, read)).past_key_values.layers:
+        assert layer.keys.shape[:3] == layer.values.shape[:3] == (2, HEADS, width)
+
+
 def test_a_cache_can_be_repeated_but_not_cropped():
     model, ids = make(LinformerForCausalLM), make_ids(2, 8)
     cache = model(ids[:, :7]).past_key_values

@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import torch
 from hf_cases import (
@@ -224,6 +226,14 @@ def test_an_old_file_loads_with_and_without_its_head(kind, tmp_path):
     inner, expected = (m if isinstance(m, LinformerModel) else m.model for m in (loaded, model))
     ids = make_ids()
     assert_close(inner(ids).last_hidden_state, expected(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_more_slots_than_positions_are_warned_of_once(sharing):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        make(LinformerForMaskedLM, sharing=sharing, proj_k=N + 2)
+    assert [str(each.message).partition(":")[0] for each in found] == [f"k = {N + 2} slots for at most {N} positions"]
 
 
 def test_a_causal_checkpoint_is_causal_without_its_head(tmp_path):
