@@ -262,6 +262,8 @@ def multiply_by_one(matrix: Tensor, x: Tensor) -> Tensor:
     if torch.compiler.is_exporting() or (x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)):
         return matrix @ x
     if x.shape[0] == 1:
+        if torch.is_grad_enabled() and matrix.stride(1) != matrix.shape[0]:  # columns of E and F side by side
+            return (x.squeeze(0).mT @ matrix.mT).mT[None]  # so that its gradient comes in rows, as it is stored
         return (matrix @ x.squeeze(0))[None]
     if torch.is_grad_enabled() and matrix.shape[0] > x.shape[2]:
         return matrix @ x
