@@ -1,5 +1,5 @@
 # `make demo` and `make test` each do all of their own set-up, in .venv and nowhere else, and skip it the next time.
-.PHONY: demo test lint types tests tests-keras clean
+.PHONY: demo test quick lint types tests tests-keras clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
@@ -14,6 +14,11 @@ demo: $(VENV)/.cli,train
 	$(BIN)/linformers report runs/demo --out runs/demo/report.html
 
 test: lint types tests tests-keras
+
+# What a change most likely breaks.
+quick: lint $(VENV)/.dev
+	$(BIN)/pytest -n 2 --dist worksteal tests/test_architecture.py tests/test_import.py tests/test_functional.py tests/test_blocks.py \
+		tests/test_attention.py tests/test_causal.py tests/test_shorten.py tests/test_streaming.py tests/hf/test_hf_core.py tests/saved
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

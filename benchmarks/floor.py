@@ -1,5 +1,5 @@
 """What one attention layer costs beyond its products: the layer against the bare torch calls, and against itself with all gradients by
-autograd (see ``linformers.long``), in turns.
+autograd (see ``linformers.ops.cpu``), in turns.
 
     python benchmarks/floor.py --n 8192
 
@@ -11,11 +11,11 @@ from collections.abc import Callable
 from functools import partial
 from unittest.mock import patch
 
-import linformers.attention
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import linformers.nn.core
 from linformers import LinearMultiheadAttention
 from linformers.experiments.measure import interleave, pinned
 
@@ -49,7 +49,7 @@ def main() -> None:
         return layer(x, x, x, need_weights=False)[0]
 
     def by_autograd() -> Tensor:
-        with patch.object(linformers.attention, "attend_to_own", lambda *_, **__: None):
+        with patch.object(linformers.nn.core, "attend_long", lambda *_, **__: None):
             return whole()
 
     def forward(step: Callable[[], Tensor]) -> None:

@@ -1,5 +1,7 @@
 """``LinearMultiheadAttention``: torch's interface, its masks, its options and its errors."""
 
+import inspect
+
 import pytest
 import torch
 from comparison import METHODS, SHARINGS, SIZES, E, ignore, make_inputs, make_keep, make_layer, reference_attention
@@ -117,6 +119,17 @@ def test_scores_beyond_the_range_of_float16_are_finite(method, causal):
         output, weights = layer(x, x, x, need_weights=need_weights)
         assert output.isfinite().all()
         assert weights is None or (weights.isfinite().all() and weights.dtype == torch.float16)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_masks_on_the_meta_device_are_not_read(causal):
+    with torch.device("meta"):
+        layer = LinearMultiheadAttention(E, 2, seq_len=13, proj_k=13, causal=causal)
+        x, future = torch.randn(7, 3, E), torch.ones(7, 7, dtype=torch.bool).triu(1) if causal else None
+        for padding in (torch.zeros(3, 7, dtype=torch.bool), torch.zeros(3, 7)):
+            output, weights = layer(x, x, x, key_padding_mask=padding, attn_mask=future)
+            (output.sum() + weights.sum()).backward()
+    assert output.shape == (7, 3, E)
 
 
 # Masks
@@ -323,6 +336,27 @@ def test_own_module_keeps_masked_content_out():
 
 
 # Errors
+
+
+@pytest.mark.parametrize("handed", ["projection", "method"])
+def test_a_default_that_is_said_counts_like_any_other_number(handed):
+    lent = torch.zeros(13, 7)
+    assert LinearMultiheadAttention(E, 2, **{handed: lent}).seq_len == 13
+    for name, default, own in (("seq_len", 512, 13), ("proj_k", 128, 7)):
+        signature = inspect.signature(LinearMultiheadAttention).parameters[name]
+        assert str(signature) == f"{name}: int = {default}"
+        with pytest.raises(ValueError, match=rf"{name}={default}, but the projection handed in has {own}"):
+            LinearMultiheadAttention(E, 2, **{handed: lent, name: default})
+    plain = LinearMultiheadAttention(E, 2)
+    with pytest.raises(ValueError, match="seq_len=512, but"):  # what a layer says of itself is a plain number
+        LinearMultiheadAttention(E, 2, **{handed: lent}, seq_len=plain.seq_len)
+
+
+def test_slots_that_contradict_a_causal_projection_are_an_error():
+    lent = make_projection(4, 2)
+    assert LinearMultiheadAttention(E, 2, projection=lent, causal=True, seq_len=20, proj_k=10).proj_k == 10
+    with pytest.raises(ValueError, match=r"proj_k=128, but the projection handed in has 10"):
+        LinearMultiheadAttention(E, 2, projection=lent, causal=True, seq_len=20, proj_k=128)
 
 
 @pytest.mark.parametrize(

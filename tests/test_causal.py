@@ -8,7 +8,8 @@ from model_cases import holes
 
 from linformers import LinearMultiheadAttention
 from linformers.nn.attention import Attention
-from linformers.nn.memory import compress_blocks, compress_finished
+from linformers.nn.core import look_up
+from linformers.nn.memory import memory_of_blocks, memory_of_finished
 from linformers.nn.state import CausalState
 from linformers.ops.blocks import attend_blocks, block_sizes
 from linformers.projections.make import make_projection
@@ -145,7 +146,7 @@ def test_one_slot_for_each_position_is_causal_full_attention(kv_heads, method, m
     seen = past if keep is None else past & keep[:, None, None]
 
     def blocks():
-        slots = compress_finished(k, v, projection, keep=keep)
+        slots = memory_of_finished(k, v, projection, keep=keep)
         return [attend_blocks(q, k, v, *slots[:2], block=block, slots_per_block=block, keep=keep, slot_keep=slots[2])]
 
     def full():
@@ -194,6 +195,11 @@ def test_slots_from_one_to_the_length(k):
 # The state
 
 
+def step(state, q, k, v, keep=None):
+    state.append(k, v, keep)
+    return look_up(q, state.seen())[0]
+
+
 def decode(projection, q, k, v, *, prompt=0, slots=None, max_len=None):
     """All outputs ``(b, h, n, d)`` from position ``prompt`` on, one step after the other."""
     state = CausalState.empty(
@@ -207,7 +213,7 @@ def decode(projection, q, k, v, *, prompt=0, slots=None, max_len=None):
     )
     if prompt:
         state.prefill(k[:, :, :prompt], v[:, :, :prompt], torch.full((q.shape[0],), prompt))
-    outs = [state.step(*(x[:, :, t : t + 1] for x in (q, k, v))) for t in range(prompt, q.shape[2])]
+    outs = [step(state, *(x[:, :, t : t + 1] for x in (q, k, v))) for t in range(prompt, q.shape[2])]
     return torch.cat(outs, 2), state
 
 
@@ -217,7 +223,7 @@ def test_steps_equal_the_parallel_pass(method, prompt):
     n = 22
     q, k, v = (torch.randn(2, h, n, WIDTH, dtype=torch.float64) for h in (4, 2, 2))
     projection = make_projection(C, R, heads=2, sharing="none", method=method).double()
-    slot_k, slot_v, slot_keep = compress_finished(k, v, projection)
+    slot_k, slot_v, slot_keep = memory_of_finished(k, v, projection)
     expected = attend_blocks(q, k, v, slot_k, slot_v, block=C, slots_per_block=R, slot_keep=slot_keep)
     with torch.no_grad():
         actual, _ = decode(projection, q, k, v, prompt=prompt)
@@ -248,7 +254,7 @@ def test_rows_that_pause_keep_their_state():
     for keep in going:
         keep = keep & (position < n)
         at = position.clamp(max=n - 1)
-        out = state.step(*(x[rows, :, at][:, :, None] for x in (q, k, v)), keep=keep)
+        out = step(state, *(x[rows, :, at][:, :, None] for x in (q, k, v)), keep=keep)
         torch.testing.assert_close(out[keep, :, 0], expected[rows, :, at][keep])
         position = position + keep
         assert torch.equal(state.length, position)
@@ -263,7 +269,7 @@ def test_reorder_moves_whole_rows():
     _, state = decode(projection, q[:, :, : n - 1], k[:, :, : n - 1], v[:, :, : n - 1], max_len=n)
     index = torch.tensor([2, 0, 0, 1])
     state.reorder(index)
-    out = state.step(*(x[index, :, n - 1 :] for x in (q, k, v)))
+    out = step(state, *(x[index, :, n - 1 :] for x in (q, k, v)))
     torch.testing.assert_close(out[:, :, 0], expected[index, :, n - 1])
 
 
@@ -278,10 +284,10 @@ def test_a_state_without_room_says_so():
 def test_only_blocks_that_are_seen_as_slots_are_compressed(n):
     k, v = (torch.randn(2, 2, n, WIDTH) for _ in range(2))
     projection = make_projection(C, R, sharing="kv")
-    slot_k, slot_v, _ = compress_finished(k, v, projection)
+    slot_k, slot_v, _ = memory_of_finished(k, v, projection)
     assert slot_k.shape == slot_v.shape == (2, 2, max(0, -(-n // C) - 2) * R, WIDTH)
     whole = n // C * C
-    all_k, all_v, _ = compress_blocks(k[:, :, :whole], v[:, :, :whole], projection)
+    all_k, all_v, _ = memory_of_blocks(k[:, :, :whole], v[:, :, :whole], projection)
     torch.testing.assert_close(slot_k, all_k[:, :, : slot_k.shape[2]])
     torch.testing.assert_close(slot_v, all_v[:, :, : slot_v.shape[2]])
 
@@ -308,9 +314,9 @@ def test_zero_blocks_are_not_compressed_where_nothing_is_trained():
         projection = make_projection(C, R, sharing="kv", method=method)
         projection.register_forward_hook(lambda *_, method=method: calls.append(method))
         with torch.no_grad():
-            compress_finished(k, v, projection)
+            memory_of_finished(k, v, projection)
         assert method not in calls
-        compress_finished(k, v, projection)
+        memory_of_finished(k, v, projection)
         assert (method in calls) is trained
 
 

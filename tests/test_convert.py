@@ -189,11 +189,11 @@ def test_other_classes_are_refused_by_name() -> None:
     for other, words in (
         (theirs.seq[0].fn.heads[0], "LinearAttentionHead; convert the MHAttention that it is part of"),
         (theirs.seq[1].fn, "FeedForward; convert the model that it is part of"),
-        (tatp22.PositionalEmbedding(CHANNELS), "PositionalEmbedding; use linformers.layers.SinusoidalPositions"),
+        (tatp22.PositionalEmbedding(CHANNELS), "PositionalEmbedding; use linformers.nn.positions.SinusoidalPositions"),
         (tatp22.Visualizer(theirs), "Visualizer; use linformers.Visualizer with the converted model"),
         (tatp22.get_EF(N, K), "got torch.nn.modules.linear.Linear"),
         (lucidrains.Linformer(CHANNELS, N, 1, k=K, heads=HEADS), "got linformer.linformer.Linformer"),
-        (from_tatp22(theirs), "got linformers.stack.Linformer"),
+        (from_tatp22(theirs), "got linformers.models.stack.Linformer"),
     ):
         with pytest.raises(TypeError, match=f"from_tatp22 converts .*{words}"):
             from_tatp22(other)

@@ -134,6 +134,23 @@ def test_padding_of_the_smaller_image_has_no_influence(method):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("method", ["learnable", "convolution"])
+def test_detr_starts_the_projections_at_their_scale(method):
+    """By its ``_reset_parameters``, after everything is built."""
+    found = {}
+    for _ in range(32):  # kernels have few numbers
+        model = linear_detr(5, method)
+        for p in model.parameters():
+            if p.dim() > 1:
+                nn.init.xavier_uniform_(p)
+        for name, p in model.named_parameters():
+            if "projection." in name:
+                found.setdefault(name, []).append(p.detach().square().mean() * len(p))
+    assert len(found) == 6
+    for name, squares in found.items():
+        assert 0.5 < torch.stack(squares).mean().sqrt() < 2, name
+
+
 def test_trained_detr_loads_but_for_the_projections():
     full = Transformer(D, HEADS, nn.MultiheadAttention, nn.MultiheadAttention)
     linear = linear_detr(5, "learnable")

@@ -63,6 +63,9 @@ def test_every_entry_names_its_extra(tmp_path):
     model.mkdir()
     (model / "config.json").write_text(json.dumps({"model_type": "linformer", "architectures": ["LinformerModel"]}))
     (model / "model.safetensors").write_bytes(b"")
+    bert = tmp_path / "bert"
+    bert.mkdir()
+    (bert / "config.json").write_text(json.dumps({"model_type": "bert"}))
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.json").write_text(json.dumps({"settings": {"task": "mlm", "n": 8}}))
@@ -77,7 +80,6 @@ def test_every_entry_names_its_extra(tmp_path):
         "from linformers.export import need; need('onnx', 'onnxruntime')": ("export", "onnx and onnxruntime"),
         "from linformers.training import train": ("train", "transformers"),
         "from linformers.training import evaluate": ("train", "transformers"),
-        "from linformers.training import Settings; Settings().filled()": ("train", "transformers"),
         f"{DRAW}.save('x.png', torch.randn(1, 7, 6))": ("cli", "matplotlib"),
         f"{DRAW}.show(torch.randn(1, 7, 6))": ("cli", "matplotlib"),
         command("train", "--out", "new"): ("train", "transformers"),
@@ -89,7 +91,7 @@ def test_every_entry_names_its_extra(tmp_path):
         command("spectrum", "model"): ("hf", "transformers"),
         command("spectrum", "run"): ("hf", "transformers"),
         command("heads", "model"): ("hf", "transformers"),
-        command("linearize", "model", "--k", "3", "--max-len", "5", "--out", "new"): ("hf", "transformers"),
+        command("linearize", "bert", "--k", "3", "--max-len", "5", "--out", "new"): ("hf", "transformers"),
         command("export", "model"): ("hf", "transformers"),
         command("plot", "run"): ("cli", "matplotlib"),
         command("bench", "time", "--quick", "--framework", "keras"): ("keras", "keras"),
@@ -100,7 +102,7 @@ def test_every_entry_names_its_extra(tmp_path):
     said = told[command("prepare", "text.txt")]
     assert f"data needs more packages (tokenizers, transformers): {extras.install('hf')}" in said
     assert told["import linformers.linearize"] == "passed: "  # torch's own modules can be linearised without
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "run", "text.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bert", "model", "run", "text.txt"]
 
 
 def test_the_command_without_its_packages(tmp_path):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from linformers.ops.cpu import drop
 from linformers.ops.heads import repeat_heads
-from linformers.ops.linformer import attend, attend_with_weights, multiply, multiply_ones
+from linformers.ops.linformer import attend, attend_with_weights, linformer_attention, multiply, multiply_ones
 from linformers.ops.masks import blank
 from linformers.ops.segments import segment_membership, segment_windows, used_segments, window_positions
 from linformers.projections.dense import first_rows
@@ -209,3 +209,33 @@ def test_attention_with_dropout_in_bfloat16_is_as_exact_as_without() -> None:
     q, k, v = torch.randn(2, 2, 33, 16), torch.randn(2, 2, 9, 16), torch.randn(2, 2, 9, 16)
     low = attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), dropout=1e-9).float()
     assert (low - attend(q, k, v)).norm() < 0.004 * attend(q, k, v).norm()
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_the_equation_is_the_papers_and_what_runs(own):
+    """``linformer_attention`` against the loops of the reference and against the core, forward and gradients."""
+    b, h, n, s, k, d = 2, 3, 5, 11, 7, 2
+    q, x, y = (torch.randn(b, h, size, d, dtype=torch.float64, requires_grad=True) for size in (n, s, s))
+    e, f = (torch.randn(*((h,) if own else ()), s, k, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    equation = linformer_attention(q, x, y, e, f)
+    expected = torch.zeros_like(equation)
+    matrices = [m if own else m.expand(h, s, k) for m in (e, f)]
+    for i in range(b):
+        for j in range(h):
+            keys = [sum(matrices[0][j, t, slot] * x[i, j, t] for t in range(s)) for slot in range(k)]
+            values = [sum(matrices[1][j, t, slot] * y[i, j, t] for t in range(s)) for slot in range(k)]
+            for t in range(n):
+                scores = torch.stack([q[i, j, t] @ key / math.sqrt(d) for key in keys]).exp()
+                expected[i, j, t] = sum(w / scores.sum() * v for w, v in zip(scores, values, strict=True))
+    torch.testing.assert_close(equation, expected)
+    e3, f3 = (m if own else m[None] for m in (e, f))
+    runs = attend(q, multiply(e3, x), multiply(f3, y))
+    torch.testing.assert_close(runs, equation)
+    inputs, direction = (q, x, y, e, f), torch.randn_like(equation)
+    for other in (expected, runs):
+        for actual, wanted in zip(
+            torch.autograd.grad((equation * direction).sum(), inputs, retain_graph=True),
+            torch.autograd.grad((other * direction).sum(), inputs, retain_graph=True),
+            strict=True,
+        ):
+            torch.testing.assert_close(actual, wanted)

@@ -369,3 +369,62 @@ def test_an_empty_batch_generates_nothing(beams, masked):
     found = make_model().generate(tokens(0, 3), 2, mask=mask, num_beams=beams)
     assert found.shape[0] == 0
     assert found.shape[1] <= 5
+
+
+# Modes and memories
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_model_in_training_mode_generates_without_dropout_and_trains_on(beams):
+    model = make_causal_lm(dropout=0.4, dropout_ff=0.4, dropout_tokens=0.4)
+    model.body.linformer.layers[0].eval()
+    modes = {name: module.training for name, module in model.named_modules()}
+    prompt = tokens(2, 7)
+    found = model.generate(prompt, 9, num_beams=beams)
+    assert {name: module.training for name, module in model.named_modules()} == modes
+    assert torch.equal(found, model.eval().generate(prompt, 9, num_beams=beams))
+
+
+def test_a_stream_is_in_eval_mode_only_while_it_computes():
+    model, prompt = make_causal_lm(dropout_tokens=0.4), tokens(2, 7)
+    seen = []
+    model.body.linformer.layers[0].register_forward_hook(lambda module, *_: seen.append(module.training))
+    found = []
+    for token in model.stream(prompt, 5):
+        assert all(module.training for module in model.modules())
+        found.append(token)
+    assert seen == 5 * [False]
+    assert torch.equal(torch.stack(found, 1), model.eval().generate(prompt, 5)[:, 7:])
+
+
+def test_an_error_while_generating_restores_the_mode():
+    model = make_causal_lm()
+    model.body.linformer.layers[0].register_forward_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.generate(tokens(1, 3), 2)
+    assert all(module.training for module in model.modules())
+
+
+def test_dropout_that_was_switched_on_by_hand_stays_on():
+    model, prompt = make_model(dropout_tokens=0.9), tokens(1, 7)
+    plain = model.generate(prompt, 9)
+    model.body.dropout_tokens.train()
+    assert any(not torch.equal(model.generate(prompt, 9), plain) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (torch.tensor([3, VOCABULARY]), rf"from 0 to {VOCABULARY - 1} \(num_tokens - 1\), got {VOCABULARY}"),
+        (torch.tensor([-1, 3]), "got -1"),
+        (torch.tensor([0.5, 1.0]), "must be integers, got torch.float32"),
+        (torch.tensor([3]), r"of shape \(2,\) as the state, got \(1,\)"),
+        (torch.tensor([[3], [4]]), r"of shape \(2,\) as the state, got \(2, 1\)"),
+    ],
+)
+def test_a_step_checks_its_ids(ids, message):
+    model = make_model()
+    state = model.new_state(2)
+    model(tokens(2, 5), state=state)
+    with pytest.raises(ValueError, match=message):
+        model.step(ids, state)

@@ -9,6 +9,7 @@ from linformers import limits
 from linformers.cli import launch
 from linformers.hf import LinformerConfig, LinformerForCausalLM, LinformerForMaskedLM, LinformerForSeq2SeqLM
 from linformers.training import Settings
+from linformers.training.models import complete
 
 HUGE = 10**12
 SMALL = {
@@ -74,7 +75,7 @@ def test_the_estimate_is_near(kind, sharing):
 )
 def test_settings(changes, message):
     with pytest.raises(ValueError, match=message):
-        Settings(**changes).filled()
+        complete(Settings(**changes))
 
 
 def test_a_model_that_does_not_fit_into_memory(monkeypatch, tmp_path):
@@ -105,10 +106,13 @@ def test_saved_models_of_other_types(tmp_path, capsys, size):
 def test_commands(tmp_path, capsys):
     (tmp_path / "a.txt").write_text("one two three\n\n" * 50)
     for words, message in (
-        (("prepare", str(tmp_path / "a.txt"), "--vocab-size", str(HUGE)), "vocab_size must be at most 16,777,216"),
+        (("prepare", str(tmp_path / "a.txt"), "--vocab-size", str(HUGE)), "--vocab-size must be at most 16,777,216"),
         (("train", "--width", str(HUGE)), "width must be at most"),
         (("train", "--depth", str(10**9)), "depth must be at most"),
         (("compare", "--n", str(HUGE), "--dry-run"), "n must be at most"),
+        (("prepare", "--kind", "labelled", "--listops-depth", str(HUGE)), "max_depth must be at most 1,000"),
+        (("prepare", "--kind", "labelled", "--listops-args", str(HUGE)), "max_args must be at most 100"),
+        (("prepare", "--kind", "labelled", "--listops-length", "5", str(HUGE)), "max_length must be at most 100,000"),
     ):
         assert launch(*words, "--out", str(tmp_path / "out")) == 1
         assert message in capsys.readouterr().err

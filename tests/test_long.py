@@ -1,8 +1,5 @@
 """Self-attention of long inputs by hand-written gradients: the same as autograd's, and only where they hold."""
 
-import linformers.attention
-import linformers.layers
-import linformers.long
 import pytest
 import torch
 from comparison import assert_close, make_layer, outputs_and_gradients
@@ -10,8 +7,10 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import linformers.nn.core
+import linformers.ops.cpu
 from linformers import LinearMultiheadAttention, Linformer
-from linformers.nn.core import attend_to_own
+from linformers.nn.core import Maps, attend_long
 from linformers.ops.cpu import LookUp, Shorten
 from linformers.projections.base import Slots
 from linformers.projections.dense import Dense
@@ -22,7 +21,8 @@ LENGTH = 11
 @pytest.fixture(autouse=True)
 def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eleven positions are long."""
-    monkeypatch.setattr(linformers.long, "rows_of_piece", lambda channels: 2)
+    for module in (linformers.nn.core, linformers.ops.cpu):
+        monkeypatch.setattr(module, "rows_of_chunk", lambda channels: 2)
 
 
 class Calls(TorchDispatchMode):
@@ -69,8 +69,7 @@ def compare(forward, inputs, parameters, monkeypatch) -> None:
     with torch.no_grad():
         assert by_hand(forward)
         alone = forward()
-    for module in (linformers.attention, linformers.layers):
-        monkeypatch.setattr(module, "attend_to_own", lambda *_, **__: None)
+    monkeypatch.setattr(linformers.nn.core, "attend_long", lambda *_, **__: None)
     assert not by_hand(forward)
     expected = outputs_and_gradients(lambda: (forward(),), inputs, parameters)
     assert_close(found, expected)
@@ -289,7 +288,7 @@ def test_too_long_and_too_many_slots_are_refused() -> None:
     maps = [nn.Linear(6, 6, dtype=torch.float64) for _ in range(4)]
     for slots in (0, 8):
         with pytest.raises(ValueError, match=f"asked for {slots} slots"):
-            attend_to_own(x, *maps, layer.projection, heads=2, slots=slots)
+            attend_long(x, Maps(*maps), layer.projection, heads=2, slots=slots)
 
 
 def test_an_empty_batch() -> None:

@@ -32,7 +32,6 @@ from torch import nn
 
 from linformers import LinformerClassifier, LinformerLM
 from linformers.models.classifier import pool
-from linformers.models.tokens import TEXT_DEFAULTS
 from linformers.nn.positions import SinusoidalPositions
 
 TEXTS = {
@@ -306,7 +305,6 @@ def test_dropout_of_tokens_is_on_the_embedding():
 
 
 def test_text_models_mix_locally_and_norm_first_unless_told_otherwise():
-    assert TEXT_DEFAULTS == {"norm": "pre", "local_kernel": 5}
     stack = LinformerLM(7, 8, 4, 2).body.linformer
     assert stack.layers[0].mixing.conv.kernel_size == (5,)
     assert stack.layers[0].pre
@@ -357,6 +355,60 @@ def test_pooling_of_long_texts_in_half_precision(dtype):
         found = pool(x, keep, weigh=weigher)
         assert found.dtype == dtype
         torch.testing.assert_close(found.float(), torch.full((2, 3), 22.0), rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+
+# Without values
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"method": "mean"},
+        {"method": "max"},
+        {"method": "convolution"},
+        {"attention": "full"},
+        {"positions": "rotary", "dim_d": 4},
+        {"reversible": True},
+        {"checkpoint_level": "C2"},
+        {"tie_weights": True, "dropout": 0.3},
+    ],
+)
+def test_a_language_model_on_the_meta_device(options, masked):
+    for make in (make_lm, make_causal_lm):
+        with torch.device("meta"):
+            model, ids = make(**options), torch.zeros(2, 13, dtype=torch.long)
+            mask = torch.ones(2, 13, dtype=torch.bool) if masked else None
+            found = model(ids, mask)
+            found.sum().backward()
+            shown, weights = model(ids, mask, need_weights=True)
+            with torch.no_grad():
+                assert model.eval()(ids, mask).shape == found.shape == shown.shape == (2, 13, VOCABULARY)
+        assert len(weights) == 2
+        assert all(p.grad is not None and p.grad.is_meta for p in model.parameters())
+
+
+def test_the_other_text_models_on_the_meta_device():
+    with torch.device("meta"):
+        ids, mask = torch.zeros(2, 11, dtype=torch.long), torch.ones(2, 11, dtype=torch.bool)
+        for pooling in POOLINGS:
+            logits = make_classifier(pooling=pooling)(ids, mask)
+            logits.sum().backward()
+            assert logits.shape == (2, CLASSES)
+        logits = make_encdec()(ids, ids, mask, mask)
+        logits.sum().backward()
+    assert logits.shape == (2, 11, VOCABULARY)
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("make", [make_lm, make_causal_lm])
+def test_a_trace_serves_other_texts_and_masks_of_the_same_length(make):
+    model, ids = make().eval(), tokens(2, 13)
+    first, second = (torch.arange(13) >= torch.tensor(start)[:, None] for start in ([0, 0], [5, 2]))
+    traced = torch.jit.trace(model, (ids, first), check_trace=False)
+    found, expected = (run(ids.flip(0), second) for run in (traced, model))
+    torch.testing.assert_close(found[second], expected[second])
 
 
 # Bad input

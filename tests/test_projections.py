@@ -399,7 +399,7 @@ def test_means_of_long_segments_in_half_precision(dtype, k, masked):
     sums = projection.begin(x, n)
     for start in range(0, n, 257):
         some = slice(start, min(n, start + 257))
-        projection.add_piece(sums, x[:, :, some], start, None if keep is None else keep[:, some])
+        projection.add_chunk(sums, x[:, :, some], start, None if keep is None else keep[:, some])
     found = projection.finish(sums).content
     assert found.dtype == dtype
     torch.testing.assert_close(found.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=0)
@@ -414,7 +414,7 @@ def test_many_pieces_in_half_precision_add_up_like_the_whole(method, dtype):
     sums = projection.begin(x, n)
     with torch.no_grad():
         for start in range(n):
-            projection.add_piece(sums, x[:, :, start : start + 1], start)
+            projection.add_chunk(sums, x[:, :, start : start + 1], start)
         whole = projection.double()(x.double())
     found = projection.finish(sums)
     assert found.content.dtype == dtype

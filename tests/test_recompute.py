@@ -1,11 +1,11 @@
 """Long inputs in pieces while training: the same gradients, the same random numbers, and memory that grows by little."""
 
-import linformers.functional
 import pytest
 import torch
 from model_cases import CHANNELS
 from torch import Tensor
 
+import linformers.ops.cpu
 from linformers import LinearMultiheadAttention, Linformer
 from linformers.ops.cpu import by_rows
 
@@ -22,8 +22,8 @@ RECOMPUTED = {
 
 @pytest.fixture(autouse=True)
 def smallest_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linformers.functional, "ROWS", 1)
-    monkeypatch.setattr(linformers.functional, "FEWEST", 64)
+    monkeypatch.setattr(linformers.ops.cpu, "ROWS", 1)
+    monkeypatch.setattr(linformers.ops.cpu, "FEWEST", 64)
 
 
 def make(options: dict, dropout: float = 0.0) -> Linformer:
@@ -109,7 +109,7 @@ def test_gradients_of_the_attention_layer_in_pieces(sharing: str, monkeypatch: p
     padding = torch.arange(600) >= torch.tensor([[600], [411]])
     results = []
     for rows in (1, 2**20):
-        monkeypatch.setattr(linformers.functional, "ROWS", rows)
+        monkeypatch.setattr(linformers.ops.cpu, "ROWS", rows)
         out, _ = layer(x, x, x, key_padding_mask=padding, need_weights=False)
         results.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
     for actual, expected in zip(*results, strict=True):

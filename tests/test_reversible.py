@@ -4,7 +4,7 @@ from comparison import assert_close, outputs_and_gradients
 from model_cases import CAUSAL, STACKS, by_name, holes, inputs, make_stack, run
 from torch import nn
 
-from linformers import stack
+from linformers.models import stack
 from linformers.models.reversible import run_reversible
 
 

@@ -12,6 +12,7 @@ from model_cases import (
     by_name,
     changed,
     holes,
+    make_causal_lm,
     make_encdec,
     tokens,
 )
@@ -19,6 +20,7 @@ from model_cases import source_ids as source
 from safetensors.torch import load_model, save_model
 
 from linformers import LinformerEncDec
+from linformers.nn.state import DecodingState
 from linformers.projections.base import Projection
 
 VARIANTS = {
@@ -408,3 +410,122 @@ def test_every_parameter_has_a_gradient_at_every_length(sharing, cross_attention
             model.zero_grad()
             model(source(2, s), tokens(2, t)).square().sum().backward()
             assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize("cross_attention", ["linformer", "full"])
+def test_beams_share_the_memory_of_their_source(cross_attention, monkeypatch):
+    model = make_encdec(cross_attention=cross_attention).eval()
+    src, prompt, mask = source(3, 7), tokens(3, 1), holes(3, 7)
+    places = []
+    original = DecodingState.reorder
+
+    def reorder(self, index):
+        original(self, index)
+        places.append([t.data_ptr() for layer in self.layers for t in layer.memory if t is not None])
+
+    def copy(self, index):
+        self.source = torch.arange(len(self.length))  # as if every row had a source of its own
+        original(self, index)
+
+    monkeypatch.setattr(DecodingState, "reorder", reorder)
+    found = model.generate(src, prompt, 9, src_mask=mask, num_beams=4)
+    assert len(places) == 9
+    assert all(place == places[0] for place in places)
+    monkeypatch.setattr(DecodingState, "reorder", copy)
+    assert torch.equal(found, model.generate(src, prompt, 9, src_mask=mask, num_beams=4))
+
+
+def test_reordering_across_sources_moves_their_memories():
+    model = make_encdec().eval()
+    src, tgt, index = source(3, 7), tokens(3, 5), torch.tensor([2, 2, 0, 1, 1])
+    state = model.decoder.new_state(3)
+    model.decoder(tgt, memory=model.encode(src), state=state)
+    for move in (index, torch.tensor([1, 0, 2, 4, 3]), torch.tensor([3, 2, 1, 0, 4])):
+        state.reorder(move)
+        src, tgt = src[move], tgt[move]
+    again = model.decoder.new_state(5)
+    model.decoder(tgt, memory=model.encode(src), state=again)
+    ids = tokens(5)
+    torch.testing.assert_close(model.decoder.step(ids, state), model.decoder.step(ids, again))
+
+
+def test_a_model_in_training_mode_reads_the_source_without_dropout():
+    model = make_encdec(dropout=0.4, dropout_ff=0.4, dropout_tokens=0.4)
+    src, prompt = source(2, 7), tokens(2, 1)
+    found = model.generate(src, prompt, 9)
+    streamed = torch.stack(list(model.stream(src, prompt, 9)), 1)
+    assert all(module.training for module in model.modules())
+    expected = model.eval().generate(src, prompt, 9)
+    assert torch.equal(found, expected)
+    assert torch.equal(streamed, expected[:, 1:])
+
+
+# A decoder for another encoder
+
+
+def make_decoder(**options):
+    """Reads contexts of at most 13 positions and 7 channels."""
+    return make_causal_lm(context_size=13, context_channels=7, **options)
+
+
+@pytest.mark.parametrize("cross_attention", ["linformer", "full"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_context_is_its_memory(cross_attention, masked):
+    model = make_decoder(cross_attention=cross_attention)
+    context = torch.randn(2, 11, 7, dtype=torch.float64, requires_grad=True)
+    ids, mask, context_mask = tokens(2, 5), holes(2, 5), holes(2, 11) if masked else None
+    parameters = dict(model.named_parameters())
+
+    def by_memory():
+        return [
+            model(ids, mask, memory=model.body.linformer.memory(context, context_mask)).masked_fill(~mask[..., None], 0)
+        ]
+
+    def by_context():
+        return [model(ids, mask, context=context, context_mask=context_mask).masked_fill(~mask[..., None], 0)]
+
+    found, expected = (outputs_and_gradients(run, {"context": context}, parameters) for run in (by_context, by_memory))
+    assert_close(found, expected)
+    assert found["gradient of context"].any()
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_context_is_read_while_generating(beams):
+    model = make_decoder().eval()
+    context, mask, prompt = torch.randn(2, 11, 7, dtype=torch.float64), holes(2, 11), tokens(2, 3)
+    given = {"context": context, "context_mask": mask}
+    found = model.generate(prompt, 9, num_beams=beams, **given)
+    assert torch.equal(found, model.generate(prompt, 9, num_beams=beams, memory=model.memory(context, mask)))
+    if beams == 1:
+        naive = prompt
+        for _ in range(9):
+            naive = torch.cat([naive, model(naive, **given)[:, -1].argmax(-1, keepdim=True)], 1)
+        assert torch.equal(found, naive)
+        assert torch.equal(torch.stack(list(model.stream(prompt, 9, **given)), 1), found[:, 3:])
+
+
+def test_an_encoder_and_a_decoder_are_an_encoder_decoder():
+    model = make_encdec().eval()
+    src, tgt, mask = source(3, 7), tokens(3, 5), holes(3, 7)
+    found = model.decoder(tgt, context=model.encoder(src, mask), context_mask=mask)
+    torch.testing.assert_close(found, model(src, tgt, src_mask=mask), rtol=0, atol=0)
+
+
+def test_a_context_that_does_not_fit_is_an_error():
+    model, ids, context = make_decoder(), tokens(2, 3), torch.randn(2, 11, 7, dtype=torch.float64)
+    mask = torch.ones(2, 11, dtype=torch.bool)
+    for run in (model, lambda *a, **o: model.generate(*a, 2, **o), lambda *a, **o: model.stream(*a, 2, **o)):
+        for options, message in (
+            ({"context": context, "memory": model.memory(context)}, "give one of memory and context"),
+            ({"context_mask": mask}, "context_mask has no meaning without context"),
+            ({"context": context[..., :5]}, r"context_channels=7\), got \(2, 11, 5\)"),
+            ({"context": context, "context_mask": mask[:, :3]}, r"\(2, 11\), got \(2, 3\)"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                run(ids, **options)
+    with pytest.raises(ValueError, match=r"context_size.*or LinformerLM the context"):
+        model(ids)
+    with pytest.raises(ValueError, match="a batch of 2 with a memory of 1 rows"):
+        model(ids, context=context[:1])
+    with pytest.raises(ValueError, match="build it with context_size"):
+        make_causal_lm()(ids, context=context)

@@ -1,6 +1,5 @@
 """Keys and values with k slots: both contraction orders give the same, and the cheaper one is taken."""
 
-import linformers.shorten
 import pytest
 import torch
 from comparison import METHODS, SHARINGS, assert_close, make_keep, outputs_and_gradients
@@ -8,9 +7,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from linformers import LinearMultiheadAttention, make_projection, projections
+import linformers.nn.memory
+from linformers import LinearMultiheadAttention, make_projection
 from linformers.nn.maps import Affine, shortens_first
-from linformers.nn.memory import shorten
+from linformers.nn.memory import make_memory
 
 B, S, MAX_LEN, K, HEADS, D_IN, D_VALUE, D_OUT = 3, 11, 13, 7, 2, 5, 3, 2 * 7
 LINEAR_METHODS = [method for method in METHODS if method != "max"]
@@ -34,9 +34,9 @@ def run(order, monkeypatch, projection, maps, inputs, parameters, keep, **option
     """All results in one order, or in the chosen one for None."""
     with monkeypatch.context() as patch:
         if order is not None:
-            patch.setattr(linformers.shorten, "shortens_first", lambda *_: order)
+            patch.setattr(linformers.nn.memory, "shortens_first", lambda *_: order)
         return outputs_and_gradients(
-            lambda: shorten(*inputs.values(), *maps, projection, heads=HEADS, keep=keep, **options)[:2],
+            lambda: make_memory(*inputs.values(), *maps, projection, heads=HEADS, keep=keep, **options)[:2],
             inputs,
             parameters,
         )
@@ -51,7 +51,7 @@ def test_both_orders_are_the_same(monkeypatch, method, sharing, mask, bias):
     kind = Affine if bias else nn.Linear
     case = make(method, sharing, bias, kind)
     keep = make_keep(mask, B, S)
-    *_, takes_part = shorten(*case[2].values(), *case[1], case[0], heads=HEADS, keep=keep)
+    *_, takes_part = make_memory(*case[2].values(), *case[1], case[0], heads=HEADS, keep=keep)
     first, last, chosen = (run(order, monkeypatch, *case, keep) for order in (True, False, None))
     if takes_part is None or takes_part.all():
         assert_close(first, last)
@@ -72,18 +72,18 @@ def test_one_source_of_keys_and_values_is_shortened_once_with_the_same_result(me
     x, keep = torch.randn(B, S, D_IN, dtype=torch.float64), make_keep("holes", B, S)
     calls = []
     projection.register_forward_hook(lambda *_: calls.append(1))
-    once = shorten(x, x, *maps, projection, heads=HEADS, keep=keep)
+    once = make_memory(x, x, *maps, projection, heads=HEADS, keep=keep)
     assert len(calls) == (1 if shortens_first(projection, x, maps[0], HEADS) else 2)
-    torch.testing.assert_close(once, shorten(x, x.clone(), *maps, projection, heads=HEADS, keep=keep))
+    torch.testing.assert_close(once, make_memory(x, x.clone(), *maps, projection, heads=HEADS, keep=keep))
 
 
 def cost(projection, order, monkeypatch, length, d_in, d_out, heads):
     """Multiplications that torch counts when the order is forced."""
     linear, x = nn.Linear(d_in, d_out, bias=False), torch.randn(1, length, d_in)
     with monkeypatch.context() as patch:
-        patch.setattr(linformers.shorten, "shortens_first", lambda *_: order)
+        patch.setattr(linformers.nn.memory, "shortens_first", lambda *_: order)
         with FlopCounterMode(display=False) as counter:
-            shorten(x, x.clone(), linear, linear, projection, heads=heads)
+            make_memory(x, x.clone(), linear, linear, projection, heads=heads)
     return counter.get_total_flops()
 
 
@@ -149,8 +149,8 @@ def test_wrapped_maps_give_what_their_product_gives(method, sharing, mask):
     wrapped = [Adapter(linear) for linear in maps]
     plain = [Affine(w.base.weight + w.up.weight @ w.down.weight, w.base.bias) for w in wrapped]
     keep = make_keep(mask, B, S)
-    found = shorten(*inputs.values(), *wrapped, projection, heads=HEADS, keep=keep)
-    expected = shorten(*inputs.values(), *plain, projection, heads=HEADS, keep=keep)
+    found = make_memory(*inputs.values(), *wrapped, projection, heads=HEADS, keep=keep)
+    expected = make_memory(*inputs.values(), *plain, projection, heads=HEADS, keep=keep)
     real = torch.ones(B, found[0].shape[2], dtype=torch.bool) if found[2] is None else found[2]
     for x, y in zip(found[:2], expected[:2], strict=True):
         torch.testing.assert_close(x * real[:, None, :, None], y * real[:, None, :, None])
@@ -163,28 +163,28 @@ def test_rotation_comes_before_the_slots(method, sharing):
     """Rotating with the positions and then shortening, as with keys that are already rotated; values are left alone."""
     projection, maps, inputs, _ = make(method, sharing)
     angles = torch.randn(S, D_OUT // HEADS, dtype=torch.float64)
-    keys, values, _ = shorten(
+    keys, values, _ = make_memory(
         *inputs.values(), *maps, projection, heads=HEADS, rotate=lambda x: x * angles.cos() + x.flip(-1) * angles.sin()
     )
     mapped = maps[0](inputs["key"]).unflatten(-1, (HEADS, -1))
     rotated = mapped * angles[:, None].cos() + mapped.flip(-1) * angles[:, None].sin()
     identity = Affine(torch.eye(D_OUT, dtype=torch.float64), None)
-    expected = shorten(rotated.flatten(2), inputs["value"], identity, maps[1], projection, heads=HEADS)
+    expected = make_memory(rotated.flatten(2), inputs["value"], identity, maps[1], projection, heads=HEADS)
     torch.testing.assert_close((keys, values), expected[:2])
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_fewer_slots_can_be_asked_for(method):
     projection, maps, inputs, _ = make(method, "kv")
-    keys, values, _ = shorten(*inputs.values(), *maps, projection, heads=HEADS, k=3)
+    keys, values, _ = make_memory(*inputs.values(), *maps, projection, heads=HEADS, k=3)
     assert keys.shape == values.shape == (B, HEADS, 3, D_OUT // HEADS)
     assert (keys.shape[2], projection.k) == (3, K)
 
 
 def test_mass_is_computed_once_for_keys_and_values_and_not_without_a_bias(monkeypatch):
     asked = []
-    real = projections.multiply_ones
-    monkeypatch.setattr(projections, "multiply_ones", lambda *given: asked.append(1) or real(*given))
+    real = linformers.projections.dense.multiply_ones
+    monkeypatch.setattr(linformers.projections.dense, "multiply_ones", lambda *given: asked.append(1) or real(*given))
     for bias, times in ((True, 1), (False, 0)):
         layer = LinearMultiheadAttention(8, 2, seq_len=6, proj_k=3, param_sharing="kv", bias=bias)
         x = torch.randn(6, 1, 8)

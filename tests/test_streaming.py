@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import linformers.functional
-import linformers.streaming
 import numpy
 import pytest
 import torch
@@ -12,10 +10,12 @@ from comparison import make_layer
 from model_cases import CHANNELS, ENCODERS, N, by_name, holes, make_stack
 from torch import Tensor
 
+import linformers.models.chunks
+import linformers.models.stack
+import linformers.ops.cpu
 from linformers import Linformer, make_projection, stream
-from linformers.models.streaming import PIECE, piece_length
 from linformers.nn.maps import Affine
-from linformers.nn.memory import Shortener, shorten
+from linformers.nn.memory import MemoryInChunks, make_memory
 
 METHODS = ("learnable", "no_params", "convolution", "mean", "max")
 STACKS = {
@@ -57,7 +57,7 @@ def test_a_projection_in_pieces(method: str, max_len: int, k: int, length: int, 
                 with torch.no_grad():
                     for start, stop in pieces_of(length, sizes):
                         some = None if keep is None else keep[:, start:stop]
-                        projection.add_piece(sums, x[:, :, start:stop], start, some, part, use)
+                        projection.add_chunk(sums, x[:, :, start:stop], start, some, part, use)
                 content, mass, kept = projection.finish(sums)
                 whole = projection(x, keep, part, use)
                 same(content, whole.content)
@@ -76,7 +76,7 @@ def test_pieces_from_several_processes_add_up() -> None:
     for start, stop in ((11, 23), (0, 11)):
         sums = projection.begin(x, 23)
         with torch.no_grad():
-            projection.add_piece(sums, x[:, :, start:stop], start)
+            projection.add_chunk(sums, x[:, :, start:stop], start)
         halves.append(sums)
     same(halves[0].content + halves[1].content, projection(x).content)
 
@@ -86,7 +86,7 @@ def test_a_module_of_ones_own_cannot_be_given_pieces() -> None:
     projection = make_projection(4, 2, method=own)
     x = torch.randn(1, 1, 4, 3)
     with pytest.raises(ValueError, match="Custom sees its whole input at once"):
-        projection.add_piece(projection.begin(x, 4), x, 0)
+        projection.add_chunk(projection.begin(x, 4), x, 0)
 
 
 @pytest.mark.parametrize("sharing", ["none", "headwise", "kv"])
@@ -98,8 +98,10 @@ def test_keys_and_values_in_pieces(method: str, sharing: str, rotary: bool) -> N
     x, keep = torch.randn(2, 19, 5, dtype=torch.float64), holes(2, 19)
     angles = torch.randn(19, 2, dtype=torch.float64)
     with torch.no_grad():
-        whole = shorten(x, x, *maps, projection, heads=3, keep=keep, rotate=(lambda y: y * angles) if rotary else None)
-        shortener = Shortener(*maps, projection, heads=3, length=19, rotary=rotary)
+        whole = make_memory(
+            x, x, *maps, projection, heads=3, keep=keep, rotate=(lambda y: y * angles) if rotary else None
+        )
+        shortener = MemoryInChunks(*maps, projection, heads=3, length=19, rotary=rotary)
         for start, stop in pieces_of(19, [5, 3]):
             turn = (lambda y, a=angles[start:stop]: y * a) if rotary else None
             shortener.add(x[:, start:stop], start, keep[:, start:stop], turn)
@@ -111,7 +113,7 @@ def test_keys_and_values_in_pieces(method: str, sharing: str, rotary: bool) -> N
 
 @pytest.mark.parametrize("options", [{}, {"sharing": "kv"}, {"add_bias_kv": True}, {"method": "mean"}])
 def test_the_attention_layer_takes_long_queries_in_pieces(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linformers.functional, "ROWS", 1)  # the smallest pieces there are
+    monkeypatch.setattr(linformers.ops.cpu, "ROWS", 1)  # the smallest pieces there are
     layer = make_layer(seq_len=311, **options)
     for batch_first in (True, False):
         layer.batch_first = batch_first
@@ -125,7 +127,7 @@ def test_the_attention_layer_takes_long_queries_in_pieces(options: dict, monkeyp
 
 
 def test_rows_are_cut_sooner_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linformers.functional, "ROWS", 1)
+    monkeypatch.setattr(linformers.ops.cpu, "ROWS", 1)
     sizes: list[int] = []
 
     def double(x: Tensor) -> Tensor:
@@ -133,10 +135,10 @@ def test_rows_are_cut_sooner_without_gradients(monkeypatch: pytest.MonkeyPatch) 
         return 2 * x
 
     x = torch.randn(2, 150, 3)
-    same(linformers.functional.by_rows(double, x), 2 * x)
+    same(linformers.ops.cpu.by_rows(double, x), 2 * x)
     assert sizes == [150]
     with torch.no_grad():
-        same(linformers.functional.by_rows(double, x), 2 * x)
+        same(linformers.ops.cpu.by_rows(double, x), 2 * x)
     assert sizes == [150, 64, 64, 22]
 
 
@@ -201,10 +203,10 @@ def test_the_input_stays_as_it_was() -> None:
 
 
 def test_long_inputs_run_in_pieces_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linformers.streaming, "PIECE", 64)
+    monkeypatch.setattr(linformers.models.chunks, "CHUNK", 64)
     calls = []
-    original = linformers.streaming.stream
-    monkeypatch.setattr(linformers.streaming, "stream", lambda *a, **o: calls.append(1) or original(*a, **o))
+    original = linformers.models.stack.run_in_chunks
+    monkeypatch.setattr(linformers.models.stack, "run_in_chunks", lambda *a, **o: calls.append(1) or original(*a, **o))
     model = Linformer(512, 8, 8, nhead=2, dim_ff=16, dropout=0.0, dropout_ff=0.0).double().eval()
     x = torch.randn(1, 500, 8, dtype=torch.float64)
     expected = model(x)  # with gradients: at once
@@ -217,6 +219,12 @@ def test_long_inputs_run_in_pieces_by_themselves(monkeypatch: pytest.MonkeyPatch
         handle = model.layers[0].register_forward_hook(lambda *_: None)
         model(x)
         assert len(calls) == 1, "somebody looks at the layers"
+        handle.remove()
+        handle = model.projection.register_forward_hook(lambda *_: None)
+        model(x)
+        assert len(calls) == 1, "somebody looks at the projection"
+        with pytest.raises(ValueError, match="there are hooks on a projection, which sees no chunk; remove them first"):
+            stream(model, x)
         handle.remove()
         model(x, need_weights=True)
         model.train()(x)
@@ -253,12 +261,12 @@ def test_bad_input() -> None:
         (lambda: stream(model, x, torch.ones(1, 4, dtype=torch.bool)), r"\(1, 5\), got \(1, 4\)"),
         (lambda: stream(model, x, out=x[:, :3].clone()), r"out must be .* \(1, 5, 10\), got \(1, 3, 10\)"),
         (lambda: stream(model, iter([x])), "give length, or out"),
-        (lambda: stream(model, iter([x]), length=7), "the pieces ended at position 5 of 7"),
+        (lambda: stream(model, iter([x]), length=7), "the chunks ended at position 5 of 7"),
         (
             lambda: stream(model, iter([x, x]), length=7),
             r"7 positions in all; got one of shape \(1, 5, 10\) at position 5",
         ),
-        (lambda: stream(model, iter([]), length=7), "the pieces ended at position 0 of 7"),
+        (lambda: stream(model, iter([]), length=7), "the chunks ended at position 0 of 7"),
         (
             lambda: stream(model, iter([x, x.expand(3, -1, -1)]), length=10),
             r"\(batch=1, c, channels=10\).* got one of shape \(3, 5, 10\) at position 5",
@@ -280,6 +288,5 @@ def test_bad_input() -> None:
 
 def test_the_size_of_a_piece_keeps_its_activations_in_a_cache() -> None:
     model = Linformer(4096, 512, 64, nhead=8, dim_ff=2048)
-    assert piece_length(model, 1) == PIECE // 2048
-    assert piece_length(model, 4) == PIECE // 2048 // 4
-    assert piece_length(model, 1, 7) == 7
+    assert model.parts().chunk_length(1) == linformers.models.chunks.CHUNK // 2048
+    assert model.parts().chunk_length(4) == linformers.models.chunks.CHUNK // 2048 // 4

@@ -1,5 +1,6 @@
 """Linformer: attention whose cost grows linearly with the sequence."""
 
+from linformers import _moved
 from linformers.models.classifier import LinformerClassifier
 from linformers.models.convert import from_lucidrains, from_tatp22
 from linformers.models.encdec import LinformerEncDec
@@ -12,6 +13,8 @@ from linformers.models.windows import in_windows
 from linformers.nn.multihead import LinearMultiheadAttention
 from linformers.projections.base import Projection
 from linformers.projections.make import make_projection
+
+_moved.install()
 
 __version__ = "0.1.0"
 __all__ = [

@@ -15,3 +15,10 @@ def at_least_one(**sizes: int | None) -> None:
     for name, value in sizes.items():
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+def not_negative(**sizes: float) -> None:
+    """Raise a ValueError that names the first value below 0."""
+    for name, value in sizes.items():
+        if value < 0:
+            raise ValueError(f"{name} must not be negative, got {value}")

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim
 
-from linformers.pretrained import load as pretrained
 from linformers.checks import one_of
 from linformers.extras import require
 from linformers.files.checked import read_object
+from linformers.pretrained import load as pretrained
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = 1e-4

@@ -16,7 +16,7 @@ EXTRAS = {
     "hf": HF,
     "keras": ("keras",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
-    "cli": ("cyclopts", "rich", "matplotlib"),
+    "cli": ("cyclopts", "rich", "matplotlib", "jinja2"),
     "train": (*HF, "datasets", "tensorboard", "rich"),
     "bench": ("linformer", "linformer_pytorch", "local_attention", "nystrom_attention", "performer_pytorch"),
 }

@@ -11,6 +11,8 @@ LAYERS = 10_000
 VOCABULARY = 1 << 24  # tokens; a trainer of tokenisers reserves memory for all of them
 PARAMETERS = 1 << 40
 SIZE = 2**31 - 1  # any other size
+BEAMS = 1024
+EXPRESSION = {"max_length": 100_000, "max_depth": 1000, "max_args": 100}  # of generated ListOps; many are drawn at once
 SEED = 2**32 - 1  # the largest that numpy takes
 
 SETTINGS: dict[str, int] = {

@@ -81,6 +81,11 @@ def test_faults_are_messages(tmp_path, capsys):
         ([str(tmp_path / "gone.txt")], "there is no file, folder or pattern"),
         (["--dataset", "some/name"], "HF_HUB_OFFLINE"),
         ([str(tmp_path / "bad.txt"), "--shares", "1", "1", "1"], "shares are those of"),
+        (
+            [str(tmp_path / "bad.txt"), "--tokenizer", "words", "--vocab-size", "5"],
+            "error: --vocab-size must be at least 6",
+        ),
+        ([str(tmp_path / "bad.txt"), "--limit", "0"], "error: --limit must be at least 1, got 0"),
     ):
         assert launch("prepare", *arguments, *out) == 1
         said = " ".join(capsys.readouterr().err.split())

@@ -5,6 +5,7 @@ import os
 import pickle
 import socket
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -357,3 +358,53 @@ def test_missing_packages_are_named(tmp_path, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"data needs more packages \(tokenizers, transformers\): pip install"):
         prepare_text(tmp_path)
+
+
+KILLED = """
+import os, sys
+from linformers.data import aside, prepare
+
+replace, done = os.replace, []
+
+def killed(source, target):
+    if done:
+        os._exit(9)
+    done.append(source)
+    replace(source, target)
+
+aside.os.replace = killed
+prepare([sys.argv[1]], sys.argv[2], tokenizer="bytes", overwrite=True)
+"""
+
+
+def test_what_was_being_replaced_by_a_process_that_died_is_put_back(tmp_path):
+    source, out = tmp_path / "text.txt", tmp_path / "out"
+    source.write_text("".join(make_text(i) for i in range(50)), encoding="utf-8")
+    first = prepare([str(source)], out, tokenizer="words")
+    done = subprocess.run([sys.executable, "-c", KILLED, str(source), str(out)], check=False)
+    assert done.returncode == 9
+    assert not out.exists()
+    assert prepare([str(source)], out, tokenizer="words").fingerprint == first.fingerprint
+    assert prepare([str(source)], out, tokenizer="bytes", overwrite=True).fingerprint != first.fingerprint
+    assert [path.name for path in tmp_path.glob(".*")] == []
+
+
+def test_an_error_while_replacing_puts_the_old_one_back(tmp_path, monkeypatch):
+    from linformers.data import aside
+
+    source, out = tmp_path / "text.txt", tmp_path / "out"
+    source.write_text("".join(make_text(i) for i in range(50)), encoding="utf-8")
+    first = prepare([str(source)], out, tokenizer="words")
+    replace = os.replace
+
+    def failing(old, new):
+        if "-old" not in f"{old}{new}":
+            raise OSError(28, "No space left on device")
+        replace(old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(aside.os, "replace", failing)
+        with pytest.raises(OSError, match="no room on the disk"):
+            prepare([str(source)], out, tokenizer="bytes", overwrite=True)
+    assert load(out).fingerprint == first.fingerprint
+    assert [path.name for path in tmp_path.glob(".*")] == []

@@ -1,6 +1,7 @@
 """``linformers compare`` from the command line to its figures: with a stand-in for training, and once with the real one."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -39,7 +40,11 @@ def test_a_comparison_with_a_failure(tmp_path, text, monkeypatch, capsys):
     given = ["compare", "--data", text, *SIZES, "--out", str(out), "--seeds", "2"]
     contenders = ["--contenders", "full", "none", "linformer", "k=2"]
     assert launch(*given, *contenders, "--dry-run") == 0
-    assert "8 cells, 0 done" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert re.search(r"8 cells, 0 done; about \d+ s to \d+ (s|min) left", printed)
+    assert re.search(
+        r"times are estimated from the operations of the models, and a matrix product of .* Gflop/s", printed
+    )
     assert not out.exists()
     assert launch(*given, *contenders, "method=max") == 1
     printed = capsys.readouterr()
@@ -49,8 +54,12 @@ def test_a_comparison_with_a_failure(tmp_path, text, monkeypatch, capsys):
     assert [line["kept"]["mean"] for line in result["contenders"][2:4]] == pytest.approx([0.8, 0.8], abs=0.01)
     assert (out / "k.png").is_file()
     assert "| full attention | 2 |" in (out / "table.md").read_text()
+    assert launch(*given, *contenders, "n=32", "--dry-run") == 0
+    assert "times are estimated from 8 finished cells" in " ".join(capsys.readouterr().out.split())
     assert launch(*given, *contenders) == 0  # nothing is left to do
-    assert "8 cells, 8 done" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "8 cells, 8 done" in printed
+    assert "estimated" not in printed
     assert launch(*given, *contenders, "--width", "64") == 1
     assert "holds a comparison with" in " ".join(capsys.readouterr().err.split())
 

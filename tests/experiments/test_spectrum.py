@@ -53,6 +53,16 @@ def run(*arguments):
     return launch("spectrum", *map(str, arguments))
 
 
+def test_options_are_checked_before_a_model_is_loaded(tmp_path, capsys):
+    for options, message in (
+        (["--samples", 0], "--samples must be at least 1, got 0"),
+        (["--length", -3], "--length must be at least 1, got -3"),
+        (["--share", 2], "--share must be above 0 and at most 1, got 2.0"),
+    ):
+        assert run(tmp_path / "none", *options) == 1
+        assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_command_writes_json_and_a_figure(tmp_path, capsys):
     model, text, out = save_bert(tmp_path / "bert"), save_text(tmp_path / "text.txt"), tmp_path / "out"
     options = ["--text", text, "--length", 12, "--samples", 3, "--share", 0.8, "--out", out]

@@ -122,6 +122,19 @@ def test_generation_goes_on_from_a_cache():
     assert torch.equal(second.sequences, whole)
 
 
+@pytest.mark.parametrize(
+    ("options", "width"),
+    [({}, (N // C - 2) * (K * C // N) + 2 * C), ({"attention": "full"}, N), ({"attention": "local"}, 2 * C)],
+    ids=["linformer", "full", "local"],
+)
+@pytest.mark.parametrize("read", [1, 7, N])
+def test_the_keys_of_a_cache_have_one_width(options, width, read):
+    """Slots of all blocks but the last two, and two blocks of exact keys, however much was read."""
+    model = make(LinformerForCausalLM, block_size=C, **options)
+    for layer in model(make_ids(2, read)).past_key_values.layers:
+        assert layer.keys.shape[:3] == layer.values.shape[:3] == (2, HEADS, width)
+
+
 def test_a_cache_can_be_repeated_but_not_cropped():
     model, ids = make(LinformerForCausalLM), make_ids(2, 8)
     cache = model(ids[:, :7]).past_key_values
@@ -163,3 +176,17 @@ def test_who_can_generate():
     assert LinformerForCausalLM.can_generate()
     assert LinformerForSeq2SeqLM.can_generate()
     assert not LinformerForMaskedLM.can_generate()
+
+
+def test_beams_share_the_memory_of_their_source(monkeypatch):
+    model, places = make(LinformerForSeq2SeqLM), []
+    original = LinformerCache.reorder_cache
+
+    def reorder(self, index):
+        original(self, index)
+        places.append([t.data_ptr() for layer in self.state.layers for t in layer.memory if t is not None])
+
+    monkeypatch.setattr(LinformerCache, "reorder_cache", reorder)
+    model.generate(**make_prompt(), max_new_tokens=9, do_sample=False, num_beams=3)
+    assert len(places) > 1
+    assert all(place == places[0] for place in places)

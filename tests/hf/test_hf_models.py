@@ -1,3 +1,5 @@
+import warnings
+
 import pytest
 import torch
 from hf_cases import (
@@ -16,7 +18,8 @@ from hf_cases import (
     make_ids,
     make_inputs,
 )
-from safetensors.torch import load_file
+from old_layout import old_state
+from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import (
     AutoConfig,
@@ -176,11 +179,62 @@ def test_every_sharing_is_stored_once(kind, method, sharing, tmp_path):
     count = {"none": 2 * HEADS, "headwise": 2, "kv": 1, "layerwise": 1}[sharing]
     if method in ("learnable", "no_params", "convolution"):
         assert len(own) == stacks * layers
-        assert {x.shape[0] * x.shape[1] for x in own.values()} == {count}
+        found = [p for p in model.modules() if isinstance(p, Projection)]
+        assert {p.count for p in found} == {count}
+        assert sum(x.shape[1] for x in own.values()) == sum(
+            p.count * (1 if method == "convolution" else p.k) for p in found
+        )
     else:
         assert not own
     inputs = make_inputs(kind, make_ids())
     assert_same_model(kind.from_pretrained(tmp_path), model, inputs)
+
+
+@pytest.mark.parametrize("kind", [LinformerForMaskedLM, LinformerForSeq2SeqLM], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("method", ["learnable", "no_params", "convolution"])
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("shards", [False, True])
+def test_files_of_the_old_layout_load(kind, method, sharing, shards, tmp_path):
+    model, inputs = make(kind, sharing=sharing, method=method, dtype="float64"), make_inputs(kind, make_ids())
+    model.save_pretrained(tmp_path, max_shard_size="4KB" if shards else "50GB")
+    files = sorted(tmp_path.glob("*.safetensors"))
+    assert (len(files) > 1) == shards
+    for path in files:
+        state, names = load_file(path), set(load_file(path))
+        old = old_state(model, model.state_dict())
+        save_file({name: old[name] for name in state}, path, {"format": "pt"})
+        assert set(load_file(path)) == names
+    for load in (kind, AUTO[MODELS.index(kind)]):
+        loaded, info = load.from_pretrained(tmp_path, dtype=torch.float64, output_loading_info=True)
+        assert not any(info[found] for found in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"))
+        assert_same_model(loaded, model, inputs)
+    loaded.save_pretrained(tmp_path / "again")
+    for name, x in load_file(tmp_path / "again" / "model.safetensors").items():
+        assert torch.equal(x, model.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("kind", [LinformerModel, LinformerForMaskedLM], ids=lambda kind: kind.__name__)
+def test_an_old_file_loads_with_and_without_its_head(kind, tmp_path):
+    """transformers adds or removes the prefix of the inner model."""
+    model = make(LinformerForMaskedLM if kind is LinformerModel else LinformerModel, sharing="none", dtype="float64")
+    model.save_pretrained(tmp_path)
+    save_file(
+        {name: old_state(model)[name] for name in load_file(tmp_path / "model.safetensors")},
+        tmp_path / "model.safetensors",
+        {"format": "pt"},
+    )
+    loaded = kind.from_pretrained(tmp_path, dtype=torch.float64)
+    inner, expected = (m if isinstance(m, LinformerModel) else m.model for m in (loaded, model))
+    ids = make_ids()
+    assert_close(inner(ids).last_hidden_state, expected(ids).last_hidden_state)
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_more_slots_than_positions_are_warned_of_once(sharing):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        make(LinformerForMaskedLM, sharing=sharing, proj_k=N + 2)
+    assert [str(each.message).partition(":")[0] for each in found] == [f"k = {N + 2} slots for at most {N} positions"]
 
 
 def test_a_causal_checkpoint_is_causal_without_its_head(tmp_path):
@@ -313,6 +367,18 @@ def test_gradient_checkpointing_changes_nothing(kind):
 def cross_entropy(logits, labels):
     picked = logits.float().log_softmax(-1).gather(-1, labels.clamp(min=0)[..., None]).squeeze(-1)
     return -(picked * (labels != -100)).sum() / (labels != -100).sum()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_it_runs_on_the_meta_device(kind):
+    with torch.device("meta"):
+        ids = torch.zeros(2, 11, dtype=torch.long)
+        inputs = make_inputs(kind, ids, torch.ones_like(ids))
+        if kind is LinformerModel:
+            inputs["token_type_ids"] = torch.zeros_like(ids)
+        found = kind(make_config()).train()(**inputs)[0]
+        found.sum().backward()
+    assert found.is_meta
 
 
 @pytest.mark.parametrize("sharing", ["none", "layerwise"])

@@ -116,6 +116,48 @@ def test_adapters_take_effect_and_merge(kind, sharing):
     assert_close(merged(**inputs).logits, after)
 
 
+@pytest.mark.parametrize("sharing", ["none", "headwise", "layerwise"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        peft.IA3Config(target_modules=["k_proj", "v_proj"], feedforward_modules=[], init_ia3_weights=False),
+        peft.LoraConfig(r=2, target_modules=["k_proj", "v_proj"], init_lora_weights=False, lora_bias=True),
+        peft.LoraConfig(r=2, target_modules=["k_proj", "v_proj"], init_lora_weights=False, use_dora=True),
+    ],
+    ids=["ia3", "lora bias", "dora"],
+)
+def test_adapters_that_change_the_bias_equal_their_merged_model(config, sharing):
+    model = make_text_model(LinformerForMaskedLM, sharing=sharing, attention_bias=True).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    ids = torch.randint(5, 20, (2, 13))
+    adapted = peft.get_peft_model(model, config).eval()
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name and name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    after = adapted(ids).logits
+    assert_close(adapted.merge_and_unload()(ids).logits, after)
+
+
+@pytest.mark.parametrize("targets", [["k_proj", "v_proj"], ["k_proj", "w_1"]])
+@pytest.mark.parametrize("sharing", ["none", "layerwise"])
+def test_adapters_are_saved_and_loaded(sharing, targets, tmp_path):
+    model, ids = make_text_model(LinformerForMaskedLM, sharing=sharing), torch.randint(5, 20, (2, 13))
+    model.save_pretrained(tmp_path / "base")
+    config = peft.LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
+    adapted = peft.get_peft_model(model, config).eval()
+    adapted.save_pretrained(tmp_path / "adapter")
+    base = LinformerForMaskedLM.from_pretrained(tmp_path / "base").eval()
+    plain = base(ids).logits
+    again = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    assert (again(ids).logits - plain).abs().max() > 1e-4
+    assert_close(again(ids).logits, adapted(ids).logits)
+    whole = LinformerForMaskedLM.from_pretrained(tmp_path / "base").eval()
+    whole.load_adapter(str(tmp_path / "adapter"))
+    assert_close(whole(ids).logits, adapted(ids).logits)
+
+
 # Sentence embeddings
 
 

@@ -132,6 +132,14 @@ def test_sizes_are_checked(options, message):
         make_model(**options)
 
 
+def test_more_slots_than_positions_are_warned_of_once():
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        make_model(k=13, n_layers=3)
+    found = [str(each.message).partition(":")[0] for each in found if "slots" in str(each.message)]
+    assert found == ["projection_dim = 13 slots for at most 11 positions"]
+
+
 def test_inputs_are_checked():
     model = make_model()
     with pytest.raises(

@@ -80,6 +80,8 @@ def test_what_only_one_of_them_has_is_refused():
         from_torch(make_torch(add_bias_kv=True))
     with pytest.raises(ValueError, match="the Keras layer has no add_zero_attn"):
         from_torch(make_torch(add_zero_attn=True))
+    with pytest.raises(ValueError, match="the Keras layer has no num_kv_heads"):
+        from_torch(make_torch(num_kv_heads=1))
     with pytest.raises(ValueError, match="no projection like Custom"):
         from_torch(make_torch(method=torch.nn.Identity()))
     with pytest.raises(ValueError, match=r"has 2 matrices for keys and values together.*or 4"):

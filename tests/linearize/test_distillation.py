@@ -1,11 +1,14 @@
 """Distillation: it brings a student nearer to its teacher, and goes on exactly where it was interrupted."""
 
 import copy
+import json
+import os
 
 import pytest
 import torch
 from encoder_cases import NAMES, N, inputs, pair
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 import linformers.linearize.distillation as module
@@ -136,3 +139,34 @@ def test_errors(tmp_path):
         distill(student, teacher, data, steps=3, checkpoint=path, progress=False)
     with pytest.raises(ValueError, match="it is of another model"):
         distill(plain, teacher, data, steps=2, checkpoint=path, progress=False)
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    student, teacher = students()
+    data, path = batches(), tmp_path / "distil.safetensors"
+    distill(student, teacher, data, steps=2, checkpoint=path, progress=False)
+    with safe_open(path, framework="pt") as file:
+        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no mapping
+        about = json.loads(file.metadata()["distillation"])
+    weight = next(key for key in tensors if key.startswith("exp_avg/"))
+    for changes, moved, message in (
+        ({"losses": None}, {}, "losses is null, and must be a list"),
+        ({"losses": [1.0] * 3}, {}, "it has the losses of 3 steps of 2"),
+        ({"before": {"hidden": 1.0}}, {}, r"it has no before\.attention"),
+        ({"run": []}, {}, "run is a list of 0, and must be an object"),
+        ({}, {weight: torch.zeros(3)}, "has moments of .* of other shapes than its weights"),
+    ):
+        save_file({**tensors, **moved}, path, metadata={"distillation": json.dumps({**about, **changes})})
+        with pytest.raises(ValueError, match=message):
+            distill(student, teacher, data, steps=2, checkpoint=path, progress=False)
+    for text in ("[" * 100_000, "[]", "{"):
+        save_file(tensors, path, metadata={"distillation": text})
+        with pytest.raises(ValueError, match=r"distil\.safetensors is damaged"):
+            distill(student, teacher, data, steps=2, checkpoint=path, progress=False)
+    path.write_bytes(b"no tensors")
+    with pytest.raises(ValueError, match=r"cannot read .*distil\.safetensors: SafetensorError"):
+        distill(student, teacher, data, steps=2, checkpoint=path, progress=False)
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(ValueError, match="is a pipe, and only regular files are read"):
+        distill(student, teacher, data, steps=2, checkpoint=path, progress=False)

@@ -7,6 +7,8 @@ import pytest
 import torch
 import transformers
 from encoder_cases import HEADS, MODELS, NAMES, TEXT_NAMES, N, inputs, make, make_config, pair
+from old_layout import old_state
+from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from linformers.linearize import linearize
@@ -66,8 +68,12 @@ def test_padding_equals_trimming(name, options):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("head", [False, True])
-def test_saved_and_loaded_is_the_same(name, head, tmp_path):
+@pytest.mark.parametrize("was_loaded", [False, True])
+def test_saved_and_loaded_is_the_same(name, head, was_loaded, tmp_path):
     model = make(name, head)
+    if was_loaded:  # transformers then remembers which names its file had
+        model.save_pretrained(tmp_path / "original")
+        model = type(model).from_pretrained(tmp_path / "original", dtype=torch.float64).eval()
     linearize(model, k=5, max_len=N, method="learnable", local_window=2)
     shake(model)
     model.save_pretrained(tmp_path)
@@ -82,6 +88,39 @@ def test_saved_and_loaded_is_the_same(name, head, tmp_path):
     assert loaded.config.linformers == model.config.linformers
     with torch.no_grad():
         torch.testing.assert_close(loaded(**batch)[0], model(**batch)[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("head", [False, True])
+@pytest.mark.parametrize("sharing", ["none", "headwise", "kv"])
+def test_files_of_the_old_layout_load(name, head, sharing, tmp_path):
+    """Also ViT's, whose patches are made by another ``projection.weight`` with four axes."""
+    model = make(name, head)
+    linearize(model, k=5, max_len=N, method="learnable", sharing=sharing)
+    shake(model)
+    model.save_pretrained(tmp_path)
+    path, state = tmp_path / "model.safetensors", load_file(tmp_path / "model.safetensors")
+    ours, written = model.state_dict(), {}
+    for key, old in old_state(model).items():
+        if old.shape != ours[key].shape:
+            (place,) = (
+                p
+                for p in state
+                if p not in written and state[p].shape == ours[key].shape and torch.equal(state[p], ours[key])
+            )
+            written[place] = old
+    save_file(state | written, path, {"format": "pt"})
+    auto = transformers.AutoModel
+    if head:
+        auto = getattr(transformers, f"AutoModelFor{HEADS[name].__name__.partition('For')[2]}")
+    loaded, info = auto.from_pretrained(tmp_path, dtype=torch.float64, output_loading_info=True)
+    assert not any(info[found] for found in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"))
+    batch = inputs(name)
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**batch)[0], model(**batch)[0], rtol=0, atol=1e-12)
+    loaded.save_pretrained(tmp_path / "again")
+    again = load_file(tmp_path / "again" / "model.safetensors")
+    assert {key: x.shape for key, x in again.items()} == {key: x.shape for key, x in state.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -269,6 +308,20 @@ def test_adapters_work_on_the_linear_maps():
     torch.testing.assert_close(model(**batch)[0], original(**batch)[0])
     model(**batch)[0].sum().backward()
     assert model.encoder.layer[0].attention.self.key.up.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("options", [{}, {"method": "learnable", "sharing": "none"}])
+def test_hooks_on_the_linear_maps_take_effect(name, options):
+    """What a hook on the keys returns is attended to, as in the original."""
+    model, original = pair(name)
+    linearize(model, k=N, max_len=N, **options)
+    batch = inputs(name)
+    for each in (model, original):
+        for module in each.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_hook(lambda m, i, output: output.sin())
+    torch.testing.assert_close(model(**batch)[0], original(**batch)[0])
 
 
 def test_training_mode_and_heads_share_the_encoder(tmp_path):

@@ -255,6 +255,14 @@ def test_code_that_a_run_brings_along_is_never_run(runs, tmp_path, monkeypatch, 
     assert not mark.exists()
 
 
+def test_an_attention_of_the_hub_is_not_fetched(runs, damage):
+    text = (runs / "clm" / "final" / "config.json").read_text()
+    for value in ("someone/kernel", {"": "someone/kernel"}):
+        code, said = damage("clm", "final/config.json", changed(text, ("attn_implementation",), value), *SHOW)
+        assert code == 1
+        assert "the name of an attention that is installed" in said
+
+
 def test_files_of_tokens_are_what_prepared_json_says(runs, tmp_path):
     from linformers.data import Documents, load
 

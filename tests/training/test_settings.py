@@ -6,7 +6,7 @@ import pytest
 
 from linformers.ops.blocks import block_sizes
 from linformers.training import PRESETS, Settings
-from linformers.training.models import configuration
+from linformers.training.models import complete, configuration
 from linformers.training.options import in_options
 from linformers.training.settings import decoder_slots, default_block
 
@@ -82,7 +82,7 @@ def test_the_default_block_size_is_valid(n, k):
 )
 def test_values_without_a_meaning(changes, message):
     with pytest.raises(ValueError, match=message):
-        Settings(**changes).filled()
+        complete(Settings(**changes))
 
 
 def test_messages_speak_of_options():

@@ -3,13 +3,17 @@
 import dataclasses
 import io
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 from training_cases import SMALL
 
 from linformers.cli import launch
+from linformers.cli.texts import read_texts
 from linformers.training.settings import Settings
 from linformers.training.stopping import Interrupted
 
@@ -218,12 +222,11 @@ def test_nothing_of_other_packages_is_in_a_pipe(text, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["train", "compare"])
-def test_every_option_says_its_default(command, capsys, monkeypatch):
+def test_every_option_says_its_default(command, capsys):
     from linformers.cli import app
     from linformers.training.settings import DEFAULTS, PRESETS
 
-    monkeypatch.setenv("COLUMNS", "1000")
-    app([command, "--help"], result_action="return_value")
+    app([command, "--help"], console=Console(width=1000, file=sys.stdout), result_action="return_value")
     rows = [line.strip("│* ") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     shown = {row.split()[0]: row for row in rows}
     for field in dataclasses.fields(Settings):
@@ -243,3 +246,10 @@ def test_every_command_has_help(capsys):
     for command in ("train", "evaluate", "generate", "fill-mask", "classify"):
         app([command, "--help"], result_action="return_value")
         assert f"Example: linformers {command}" in capsys.readouterr().out or command == "classify"
+
+
+def test_a_file_of_texts_that_is_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(ValueError, match="is not a regular file; send its lines to standard input instead"):
+            read_texts((), path)

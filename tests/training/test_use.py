@@ -174,6 +174,10 @@ def test_wrong_uses(trained):
         generate(trained["clm"], ["a"], top_p=0.5)
     with pytest.raises(ValueError, match="temperature must not be negative, got -1"):
         generate(trained["clm"], ["a"], temperature=-1)
+    with pytest.raises(ValueError, match="beams must be at least 1, got 0"):
+        generate(trained["clm"], ["a"], beams=0)
+    with pytest.raises(ValueError, match=r"beams must be at most 1,024, got 1,000,000,000"):
+        generate(trained["clm"], ["a"], beams=10**9)
 
 
 def test_early_stopping_keeps_the_best(data, tmp_path):

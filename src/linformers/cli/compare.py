@@ -8,10 +8,10 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from linformers.training.settings import Settings
+from linformers.training.settings import VOCABULARY, Settings
 
 if TYPE_CHECKING:
-    from linformers.experiments.cells import Clock
+    from linformers.experiments.clock import Clock
     from linformers.experiments.sweep import Cell
 
 QUICK: dict[str, Any] = {
@@ -19,7 +19,6 @@ QUICK: dict[str, Any] = {
     **{"eval_steps": 20, "eval_batches": 10, "save_steps": 100},
 }
 WIDE = 120  # columns that the whole table needs
-VOCABULARY = 8192  # for the estimate, where nobody says how many
 QUICK_CONTENDERS = ("full", "none", "k=4", "k=16", "sharing=kv", "n=128")
 
 
@@ -90,6 +89,8 @@ def compare(
         if cell.finished(out):
             clock.learn(cell, out)
     console.print(overview(cells, clock, out))
+    if any(not cell.finished(out) for cell in cells):
+        console.print(f"times are estimated {clock.measured()}", markup=False, highlight=False, soft_wrap=True)
     if dry_run:
         return
     try:
@@ -116,11 +117,11 @@ def quicker(settings: Settings, quick: bool) -> Settings:
 
 def new_clock(base: Settings) -> "Clock":
     """A clock that knows what this machine can do."""
-    from linformers.experiments.cells import Clock
-    from linformers.experiments.measure import interleave, sgemm_rate, sgemm_step
+    import torch
 
-    rate = sgemm_rate(interleave({"sgemm": sgemm_step()}, 10)["sgemm"].seconds)
-    return Clock(base.vocab_size or VOCABULARY, rate)
+    from linformers.experiments.clock import Clock, machine_rates
+
+    return Clock(base.vocab_size or VOCABULARY[base.preset], machine_rates(base.threads or torch.get_num_threads()))
 
 
 def prepared(cells: "Sequence[Cell]", base: Settings, out: Path) -> "list[Cell]":
@@ -149,10 +150,11 @@ def prepared(cells: "Sequence[Cell]", base: Settings, out: Path) -> "list[Cell]"
 
 def overview(cells: "Sequence[Cell]", clock: "Clock", out: Path) -> Table:
     """The cells, what is done, and how long the rest may take."""
+    from linformers.experiments.clock import total
+
     left = [cell for cell in cells if not cell.finished(out)]
-    total = sum(clock.seconds(cell) for cell in left)
-    guess = "" if clock.factors else " (a rough guess; the first cells tell more)"
-    title = f"{len(cells)} cells, {len(cells) - len(left)} done; about {duration(total)} left{guess}"
+    rest = f"; about {total(map(clock.seconds, left))} left" if left else ""
+    title = f"{len(cells)} cells, {len(cells) - len(left)} done{rest}"
     table = Table("contender", "seeds", "updates", "batch x n", "each about", "done", title=title)
     for contender in dict.fromkeys(cell.contender for cell in cells):
         own = [cell for cell in cells if cell.contender == contender]
@@ -164,17 +166,10 @@ def overview(cells: "Sequence[Cell]", clock: "Clock", out: Path) -> Table:
             str(len(own)),
             str(first.max_steps),
             f"{first.batch_size} x {first.n}",
-            duration(clock.seconds(own[0])),
+            str(clock.seconds(own[0])),
             f"{done}/{len(own)}",
         )
     return table
-
-
-def duration(seconds: float) -> str:
-    """A time to be read."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def show(result: dict[str, Any], console: Console) -> None:
@@ -228,14 +223,18 @@ class Watcher:
 
     def watch(self, cell: "Cell", state: Any) -> None:
         """A cell runs."""
-        left = sum(self.clock.seconds(other) for other in self.cells if not other.finished(self.out))
+        from linformers.experiments.clock import total
+
+        left = total(self.clock.seconds(other) for other in self.cells if not other.finished(self.out))
         score = state.row.get("perplexity", state.row.get("loss"))
         facts = f"step {state.step}/{cell.settings.max_steps}" + (f", {score:,.4g}" if score is not None else "")
-        text = f"{cell.name}: {facts}; all about {duration(left)}"
+        text = f"{cell.name}: {facts}; all about {left}"
         self.bar.update(self.task, description=text, completed=self.before + state.step)
 
     def done(self, cell: "Cell", problem: str | None, seconds: float) -> None:
         """A cell has ended."""
+        from linformers.experiments.clock import duration
+
         self.before += cell.settings.max_steps
         self.clock.learn(cell, self.out)
         self.bar.update(self.task, completed=self.before)

@@ -7,13 +7,29 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from linformers.training.options import spoken
+
 Size = Annotated[int | None, Parameter(negative="")]
 Several = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
 Flag = Annotated[bool, Parameter(negative="")]
+NAMES = (
+    "column",
+    "label_column",
+    "target_column",
+    "dataset_config",
+    "vocab_size",
+    "document_size",
+    "sample",
+    "limit",
+    "kind",
+    "documents",
+    "errors",
+)
 QUICK_CHARACTERS = 1_000_000
 QUICK_LISTOPS = {"train": 2_000, "validation": 200, "test": 200, "min_length": 20, "max_length": 100}
 
 
+@spoken({name: name for name in NAMES})
 def prepare(
     *sources: str,
     out: Path = Path("prepared"),
@@ -155,7 +171,7 @@ def prepare(
             shares=shares,
             seed=seed,
             sample=sample,
-            limit=limit or (QUICK_CHARACTERS if quick and not generated else None),
+            limit=QUICK_CHARACTERS if limit is None and quick and not generated else limit,
             overwrite=overwrite,
             progress=progress,
         )

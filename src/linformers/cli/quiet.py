@@ -1,4 +1,4 @@
-"""Keep what other packages say out of the output of a command: their loading bars and logs, and warnings where no one sits at a terminal."""
+"""Keep what other packages say out of the output of a command that goes to a file or a pipe: loading bars, logs and warnings."""
 
 import logging
 import os
@@ -20,24 +20,25 @@ LOGGERS = ("torch", "onnxscript", "onnx_ir", "jax", "tensorflow", "matplotlib")
 
 
 def quiet() -> None:
-    """Do so for this whole process."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    if "TORCH_LOGS" not in os.environ:
+    """Do so for this whole process; its own warnings become lines, wherever they go."""
+    terminal = sys.stdout.isatty() and sys.stderr.isatty()
+    if not terminal:
+        for name, value in ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+    if not terminal and "TORCH_LOGS" not in os.environ:
         for name in LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
-    if not sys.warnoptions:  # somebody wants to see them: python -W, or PYTHONWARNINGS
-        show_warnings()
+    if not sys.warnoptions:  # python -W and PYTHONWARNINGS ask for all of them
+        show_warnings(others=terminal)
 
 
-def show_warnings() -> None:
-    """Show the warnings of this package as one line each, once; those of others as ever on a terminal, and nowhere else."""
+def show_warnings(others: bool) -> None:
+    """Show the warnings of this package as one line each, once; those of others as ever, or not at all."""
     before, said = warnings.showwarning, set[str]()
-    seen = sys.stdout.isatty() and sys.stderr.isatty()
 
     def show(message: Any, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if not warned_here():
-            if seen:
+            if others:
                 before(message, category, filename, lineno, *rest)
         elif str(message) not in said:
             said.add(str(message))

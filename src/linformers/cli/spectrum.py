@@ -54,6 +54,11 @@ def spectrum(
     from linformers.experiments.figures import save
     from linformers.experiments.texts import pieces
 
+    for name, value in (("length", length), ("samples", samples), ("index", index)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} must be at least 1, got {value}")
+    if not 0 < share <= 1:
+        raise ValueError(f"--share must be above 0 and at most 1, got {share}")
     console = Console()
     subject = experiment.load(model)
     length = min(subject.longest, 128 if quick else subject.longest) if length is None else length

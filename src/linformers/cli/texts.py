@@ -20,6 +20,8 @@ def read_texts(texts: tuple[str, ...], file: Path | None) -> list[str]:
         return list(texts)
     if file is None and sys.stdin.isatty():
         raise ValueError("give a text, a --file with one text on each line, or send lines to standard input")
+    if file is not None and file.exists() and not file.is_file():
+        raise ValueError(f"{file} is not a regular file; send its lines to standard input instead")
     try:
         whole = sys.stdin.read() if file is None else read_text(file)
     except UnicodeDecodeError as error:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from linformers import limits
 from linformers.data.records import PARTS, Corpus, Reading, Record, fingerprint
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
@@ -86,6 +87,8 @@ def check(min_length: int, max_length: int, max_depth: int, max_args: int) -> No
         )
     if max_depth < 2 or max_args < 2:
         raise ValueError(f"max_depth and max_args must be at least 2, got {max_depth} and {max_args}")
+    for name, value in (("max_length", max_length), ("max_depth", max_depth), ("max_args", max_args)):
+        limits.at_most(name, value, limits.EXPRESSION[name])
 
 
 def draw(

@@ -1,25 +1,17 @@
 """Files, folders and patterns as a corpus: plain text, JSON lines and tables; whole, cut, paired or labelled."""
 
 import csv
-import glob
-import hashlib
 import json
-import os
-import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
-from pathlib import Path
 from typing import Any, Literal
 
-from linformers.data.reading import COMPRESSED, Errors, chunks, cut, lines
+from linformers.data.finding import JSON_LINES, TABLES, Found, find_all, identities, with_classes
+from linformers.data.reading import Errors, chunks, cut, lines
 from linformers.data.records import Corpus, Kind, Reading, Record, first
 
 Cutting = Literal["auto", "file", "blocks", "lines"]
-TABLES = {".csv": ",", ".tsv": "\t"}
-JSON_LINES = {".jsonl", ".ndjson", ".json"}
-TEXTS = {".txt", ".text", ".md", ".rst", ".tex"}
-IN_FOLDERS = TEXTS | set(TABLES) | JSON_LINES - {".json"}  # .json is seldom lines, so it must be named
 LARGEST = 1_000_000  # characters of a document; a file may be longer than memory
 FEW = 3  # with fewer files, a file is not one document
 
@@ -44,168 +36,6 @@ class Layout:
     documents: Cutting = "auto"
     document_size: int = 4000
     errors: Errors = "strict"
-
-
-@dataclass(frozen=True)
-class Found:
-    """A file, the folder in which it was found, and the class that it belongs to."""
-
-    path: Path
-    folder: Path | None = None
-    label: str | None = None
-
-    @property
-    def form(self) -> str:
-        """What kind of file it is: the last part of its name, without compression."""
-        path = self.path.with_suffix("") if self.path.suffix in COMPRESSED else self.path
-        return path.suffix.lower()
-
-    @property
-    def plain(self) -> bool:
-        """Whether it is just text."""
-        return self.form not in JSON_LINES and self.form not in TABLES
-
-
-def find(source: str, notes: list[str]) -> list[Found]:
-    """The regular files of a source, in the order of their names; in folders only those with the name of a text or a table.
-
-    Raises:
-        OSError: if there are none, or they cannot be read.
-    """
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return find_in(path, notes)
-    if path.exists():
-        if not path.is_file():
-            raise OSError(f"{source} is not a file or a folder; it must be possible to read it twice")
-        return [Found(path)]
-    if path.is_symlink():
-        raise FileNotFoundError(f"{source} is a link to nothing, or one of a loop of links")
-    matched = matches(path)
-    if not matched:
-        raise FileNotFoundError(f"there is no file, folder or pattern {source!r}")
-    # A pattern that ends in ** also gives the folders themselves.
-    chosen = [name for name in matched if Path(name).is_file()] if "**" in source else matched
-    return [one for name in chosen for one in find(name, notes)]
-
-
-def matches(pattern: Path) -> list[str]:
-    """What a pattern matches, in the order of the names; ``**`` enters no links to folders, which may lead in circles."""
-    parts = pattern.parts
-    if "**" not in parts:
-        return sorted(glob.glob(str(pattern), recursive=True))
-    place = parts.index("**")
-    starts = glob.glob(str(Path(*parts[:place]))) if place else [os.curdir]
-    rest = parts[place + 1 :] or ("*",)
-    roots = [root for start in starts if os.path.isdir(start) for root, _ in walk(start)]
-    return sorted({name for root in roots for name in matches(Path(glob.escape(root), *rest))})
-
-
-def walk(folder: str | Path) -> Iterator[tuple[str, list[str]]]:
-    """A folder and all folders in it that are not hidden, each with the names of its files and of links to folders."""
-
-    def refuse(error: OSError) -> None:
-        raise OSError(f"{error.filename} cannot be read: {error.strerror}") from error
-
-    for root, folders, inside in os.walk(folder, onerror=refuse):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
-        yield root, [name for name in (*inside, *links) if not name.startswith(".")]
-
-
-def find_in(folder: Path, notes: list[str]) -> list[Found]:
-    """The regular files of a folder, and of those in it; links are followed to files inside it only."""
-    found, away, special = [], [], []
-    real = os.path.realpath(folder)
-    for root, names in walk(folder):
-        for name in names:
-            one = Found(Path(root, name), folder)
-            try:
-                mode = one.path.stat().st_mode
-            except FileNotFoundError:
-                if one.form in IN_FOLDERS:
-                    raise FileNotFoundError(f"{one.path} has vanished, or is a link to nothing") from None
-            except OSError as error:  # a loop of links, or no permission
-                if one.form in IN_FOLDERS:
-                    raise OSError(f"{one.path} cannot be read: {error.strerror}") from None
-            else:
-                if one.path.is_symlink() and not is_below(os.path.realpath(one.path), real):
-                    away.append(str(one.path))
-                    continue
-                if stat.S_ISDIR(mode):  # a link to a folder that is read anyway
-                    continue
-                if not stat.S_ISREG(mode):
-                    special.append(str(one.path))
-                    continue
-            found.append(one)
-    found.sort(key=lambda one: one.path)
-    known = [one for one in found if one.form in IN_FOLDERS]
-    others = [str(one.path) for one in found if one.form not in IN_FOLDERS]
-    left_out = [
-        f"{len(paths)} {what} left out ({first(sorted(paths), 3)})"
-        for paths, what in (
-            (others, "files of other kinds"),
-            (away, "links that leave the folder"),
-            (special, "pipes, sockets or devices"),
-        )
-        if paths
-    ]
-    if not known:
-        raise OSError(
-            f"the folder {folder} has no text: {len(found)} files, none of which ends in {', '.join(sorted(IN_FOLDERS))} "
-            f"(or that and .gz, .bz2, .xz)" + "".join(f"; {note}" for note in left_out[bool(others) :])
-        )
-    notes += left_out
-    return known
-
-
-def is_below(path: str, folder: str) -> bool:
-    """Whether a real path is inside a real folder, or the folder itself."""
-    return path == folder or path.startswith(os.path.join(folder, ""))
-
-
-def find_all(sources: Sequence[str], tables: bool, notes: list[str]) -> list[Found]:
-    """The files of all sources, each once; of folders with texts and tables, the tables if they are wanted, else the texts."""
-    found: dict[Path, Found] = {}
-    for source in sources:
-        for one in find(source, notes):
-            found.setdefault(one.path.resolve(), one)
-    everything = list(found.values())
-    plain = [one for one in everything if one.plain]
-    if 0 < len(plain) < len(everything):
-        chosen = [one for one in everything if not one.plain] if tables else plain
-        what = "texts, because columns are named" if tables else "tables, because no column is named"
-        notes.append(f"{len(everything) - len(chosen)} files left out: {what}")
-        return chosen
-    return everything
-
-
-def with_classes(found: list[Found]) -> list[Found]:
-    """Give each file of a folder its class: the folder directly below the source, or the source itself if it has no folders."""
-    flat = {one.folder for one in found if one.folder is not None and one.path.parent == one.folder}
-    if len({one.folder for one in found}) < 2:
-        flat = set()  # one folder with files in it has no classes
-    result = []
-    for one in found:
-        label = None
-        if one.folder is not None:
-            below = one.path.relative_to(one.folder).parts
-            label = one.folder.resolve().name if one.folder in flat else below[0] if len(below) > 1 else None
-        result.append(Found(one.path, one.folder, label))
-    return result
-
-
-def identities(found: Sequence[Found]) -> dict[str, Any]:
-    """What changes when a file does."""
-    about = []
-    for one in found:
-        try:
-            status = one.path.stat()
-        except FileNotFoundError as error:
-            raise FileNotFoundError(f"{one.path} has vanished, or is a link to nothing") from error
-        about.append([str(one.path.resolve()), status.st_size, status.st_mtime_ns])
-    digest = hashlib.blake2b(json.dumps(about).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    return {"count": len(about), "bytes": sum(one[1] for one in about), "first": about[0][0], "digest": digest}
 
 
 def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[str] | None = None) -> Corpus:

@@ -16,10 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-from linformers.experiments.runs import RESULTS, read_json
 from linformers.experiments.sweep import Cell, arguments
 from linformers.training.metrics import read as read_metrics
-from linformers.training.settings import Settings
 
 PROGRAM = (sys.executable, "-m", "linformers")
 LOOK = 1.0  # seconds between two looks at a running cell
@@ -100,49 +98,6 @@ def last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     said = [line for line in lines if line and not line.startswith("$ ")]
     return said[-1] if said else "it said nothing"
-
-
-class Clock:
-    """How long the cells of a comparison take: from those that are done, and from arithmetic before there are any.
-
-    Args:
-        vocabulary: tokens, for the size of the output.
-        rate: floating-point operations a second, as far as known.
-    """
-
-    START = 15.0  # seconds of imports, reading and testing
-    SHARE = 0.35  # of the rate of a large matrix product, which a small model reaches
-
-    def __init__(self, vocabulary: int, rate: float) -> None:
-        self.vocabulary, self.rate = vocabulary, rate
-        self.factors: list[float] = []
-
-    def seconds(self, cell: Cell) -> float:
-        """What a whole cell is expected to take."""
-        factor = sorted(self.factors)[len(self.factors) // 2] if self.factors else 1.0
-        return self.START + factor * self.arithmetic(cell.settings)
-
-    def arithmetic(self, settings: Settings) -> float:
-        """Seconds of the updates: three times the products of a pass."""
-        d, n, depth = settings.width, settings.n, settings.depth
-        m = {"full": n, "none": 0, "local": settings.local_window}.get(settings.attention, settings.k)
-        layer = 2 * d * (4 * d * (m > 0) + 2 * settings.feedforward) + 4 * d * m
-        if settings.attention == "linformer":
-            layer += 4 * d * m  # the projections of keys and values
-        asked = settings.mask_share if settings.task == "mlm" else 1.0
-        head = 2 * d * self.vocabulary * asked if settings.task != "classify" else 0.0
-        sides = 2.2 if settings.task == "seq2seq" else 1.0
-        tokens = n * settings.batch_size * settings.accumulation * settings.max_steps
-        return 3 * tokens * (sides * depth * layer + head) / (self.SHARE * self.rate)
-
-    def learn(self, cell: Cell, out: Path) -> None:
-        """Take the time of a finished cell into account."""
-        try:
-            seconds = read_json(cell.directory(out) / RESULTS).get("seconds")
-        except (OSError, ValueError):
-            return
-        if isinstance(seconds, int | float) and seconds > 0:
-            self.factors.append(seconds / self.arithmetic(cell.settings))
 
 
 def run_cells(

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from linformers.pretrained import load as pretrained
 from linformers.experiments import figures
 from linformers.experiments.measure import describe
 from linformers.files.checked import each, fields, number, read_object, text, whole
 from linformers.ops.spectrum import check_share, cumulative, slots_of
+from linformers.pretrained import load as pretrained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

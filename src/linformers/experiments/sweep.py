@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from linformers.experiments.runs import CELLS, PLAN, RESULTS, of_settings, read_json, write_whole
+from linformers.extras import needed
 from linformers.files.checked import damaged, each, fields, inner_path, read_object, text, whole
+from linformers.models.options import CHOICES
 from linformers.training.settings import DEFAULTS, Settings
 
 Axis = Literal["attention", "k", "sharing", "method", "n"]
 AXES: tuple[str, ...] = typing.get_args(Axis)
-ATTENTIONS = ("full", "none", "local", "linformer")
-SHARINGS = ("layerwise", "kv", "headwise", "none")
-METHODS = ("learnable", "convolution", "mean", "max", "no_params")
 UNLEARNED = ("seed", "threads", "workers", "keep", "save_steps", "log_steps")
 OF_SLOTS = ("k", "sharing", "method", "start", "block_size")  # settings that only attention to slots has
 
@@ -97,7 +96,7 @@ def complete(base: Settings) -> Settings:
         raise ValueError(f"the base of a comparison is Linformer attention; name {attention!r} in --contenders")
     if "seed" in given:
         raise ValueError("a comparison runs the seeds 0, 1, ...; say with --seeds how many")
-    return base.filled()
+    return filled(base)
 
 
 def varied(axis: str, base: Settings) -> list[str]:
@@ -109,9 +108,9 @@ def varied(axis: str, base: Settings) -> list[str]:
         case "k":
             return [f"k={size}" for size in sorted({max(1, n // part) for part in (16, 8, 4, 2)} | {k})]
         case "sharing":
-            return [f"sharing={name}" for name in SHARINGS]
+            return [f"sharing={name}" for name in CHOICES["parameter_sharing"]]
         case "method":
-            return [f"method={name}" for name in METHODS]
+            return [f"method={name}" for name in CHOICES["method"]]
         case "n":
             return [f"n={size}" for size in (n // 2, n, 2 * n) if size >= k]
     raise ValueError(f"--vary must be some of {', '.join(AXES)}; got {axis!r}")
@@ -127,9 +126,9 @@ def parse(text: str, base: Settings) -> Contender:
     for word in filter(None, (part.strip() for part in text.split(","))):
         key, assigned, value = word.partition("=")
         if not assigned:
-            if word not in ATTENTIONS:
+            if word not in CHOICES["attention"]:
                 raise ValueError(
-                    f"contender {text!r}: {word!r} must be one of {', '.join(ATTENTIONS)}, or a setting and a value such as k=64"
+                    f"contender {text!r}: {word!r} must be one of {', '.join(CHOICES['attention'])}, or a setting and a value such as k=64"
                 )
             key, value = "attention", word
         key = key.strip().replace("-", "_")
@@ -198,7 +197,7 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
                 changes.setdefault("block_size", None)  # it depends on them
             settings = dataclasses.replace(base, **changes, seed=seed)
             try:
-                cells.append(Cell(contender, seed, settings.filled()))
+                cells.append(Cell(contender, seed, filled(settings)))
             except ValueError as error:
                 raise ValueError(f"contender {contender.label}: {error}") from None
     return cells
@@ -290,3 +289,10 @@ def comparable(base: Settings) -> dict[str, Any]:
     """The settings as JSON has them; without those that change nothing that is learned."""
     given = json.loads(json.dumps(base.given()))
     return {key: value for key, value in given.items() if key not in UNLEARNED}
+
+
+def filled(settings: Settings) -> Settings:
+    """Settings with a value everywhere, checked by the model that they describe."""
+    with needed("linformers compare", "train"):
+        from linformers.training.models import complete  # with transformers
+    return complete(settings)

@@ -154,6 +154,8 @@ def reading(what: object, advice: str = "") -> Iterator[None]:
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
+        if isinstance(error, ValueError) and str(error).startswith(str(what)):
+            raise
         text = " ".join(str(error).split())
         why = text[:400] if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text[:400]}"
         raise ValueError(f"cannot read {what}: {why}" + (f"; {advice}" if advice else "")) from error

@@ -1,6 +1,6 @@
 """``LinformerCache``: the constant-size decoding state of a causal model, as transformers' cache.
 
-Axes: b batch.
+Axes: b batch, g key/value heads, n the longest input, m its blocks, c positions and r slots of a block, d channels of a head.
 """
 
 from typing import Any
@@ -23,19 +23,23 @@ class LinformerCacheLayer:
 
     @property
     def keys(self) -> Tensor | None:
-        """Those that the next token may see, slots and exact ones, ``(b, g, k + 2 c, d)``; zero where there is none."""
-        return self._seen(0)
+        """Slots, then the exact keys of two blocks; zero where the last token sees none.
+
+        ``(b, g, (m - 2) r + 2 c, d)``, for the m blocks of the longest input: its last two have no slots yet. Full attention has exact
+        keys only, ``(b, g, n, d)``.
+        """
+        return self._seen("keys")
 
     @property
     def values(self) -> Tensor | None:
         """The same for the values."""
-        return self._seen(1)
+        return self._seen("values")
 
-    def _seen(self, part: int) -> Tensor | None:
+    def _seen(self, part: str) -> Tensor | None:
         if self.state.attention is None:
             return None
-        *found, keep = self.state.attention.seen()
-        return blank(found[part], keep[:, None])
+        seen = self.state.attention.seen()
+        return blank(getattr(seen, part), None if seen.keep is None else seen.keep[:, None])
 
 
 class LinformerCache(Cache):

@@ -13,18 +13,13 @@ from transformers import PreTrainedConfig
 from linformers import limits
 from linformers.checks import one_of
 from linformers.files.checked import of_type
-from linformers.models.classifier import POOLINGS
-from linformers.models.options import ATTENTIONS, CROSS_ATTENTIONS
-from linformers.models.tokens import POSITIONS
-from linformers.nn.feedforward import ACTIVATIONS
+from linformers.models.options import CHOICES, Shared
 from linformers.ops.blocks import block_sizes
-from linformers.projections.dense import STARTS
-from linformers.projections.make import METHODS, SHARINGS
 
 DEFAULT_SLOTS = 256
 
 
-class LinformerConfig(PreTrainedConfig):
+class LinformerConfig(Shared, PreTrainedConfig):
     """The configuration of every model in :mod:`linformers.hf`.
 
     Args:
@@ -93,7 +88,6 @@ class LinformerConfig(PreTrainedConfig):
     head_dim: int | None = None
     intermediate_size: int = 2048
     hidden_act: str = "gelu"
-    gated: bool = False
     attention_bias: bool = False
     max_position_embeddings: int = 512
     position_embedding_type: str = "sinusoidal"
@@ -108,12 +102,7 @@ class LinformerConfig(PreTrainedConfig):
 
     proj_k: int | list[int] | None = None
     sharing: str = "layerwise"
-    method: str = "learnable"
-    start: str = "random"
-    block_size: int | None = None
     local_kernel: int = 5
-    local_window: int = 0
-    attention: str = "linformer"
 
     is_decoder: bool = False
     decoder_layers: int | None = None
@@ -121,7 +110,6 @@ class LinformerConfig(PreTrainedConfig):
     decoder_ffn_dim: int | None = None
     decoder_proj_k: int | list[int] | None = None
     cross_proj_k: int | None = None
-    cross_attention: str = "same"
     max_target_positions: int | None = None
     decoder_start_token_id: int | None = None
 
@@ -246,26 +234,22 @@ class LinformerConfig(PreTrainedConfig):
     def check(self) -> None:
         """Raise a ValueError for values without a meaning; models do it too, because attributes can be changed."""
         self._check_types()
-        for name, allowed in (
-            ("hidden_act", tuple(ACTIVATIONS)),
-            ("position_embedding_type", POSITIONS),
-            ("norm", ("pre", "post")),
-            ("pooling", POOLINGS),
-            ("sharing", SHARINGS),
-            ("method", METHODS),
-            ("start", STARTS),
-            ("attention", ATTENTIONS),
-            ("cross_attention", CROSS_ATTENTIONS),
+        self.check_shared()
+        for name, choice in (
+            ("hidden_act", "activation"),
+            ("position_embedding_type", "positions"),
+            ("pooling", "pooling"),
+            ("sharing", "parameter_sharing"),
+            ("method", "method"),  # matrices and modules cannot be written into a configuration
         ):
-            one_of(name, getattr(self, name), allowed)
+            one_of(name, getattr(self, name), CHOICES[choice])
         for name in ("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout"):
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {share}")
-        for name in ("type_vocab_size", "local_kernel", "local_window"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}; 0 means none")
-        for name in ("vocab_size", "hidden_size", "intermediate_size", "block_size", "cross_proj_k"):
+        if self.type_vocab_size < 0:
+            raise ValueError(f"type_vocab_size must not be negative, got {self.type_vocab_size}; 0 means none")
+        for name in ("vocab_size", "hidden_size", "intermediate_size", "cross_proj_k"):
             self._at_least_one(name)
         self._check_side(
             "num_hidden_layers", "num_attention_heads", "proj_k", "max_position_embeddings", self.is_decoder

@@ -21,7 +21,7 @@ from linformers.hf.configuration import LinformerConfig
 from linformers.models.tokens import TokenStack
 from linformers.nn.attention import Attention
 from linformers.nn.layer import Layer, Trace
-from linformers.ops.masks import blank
+from linformers.ops.masks import blank, readable
 from linformers.projections.base import Projection
 
 IGNORED = -100  # the label of positions that have none
@@ -110,6 +110,11 @@ class LinformerModel(LinformerPreTrainedModel):
                 "this configuration has is_encoder_decoder=True; build LinformerForSeq2SeqLM, whose .encoder is a LinformerModel"
             )
         super().__init__(config)
+        options = config.shared()
+        if not config.is_decoder:
+            options["block_size"] = None
+        if not context_size:
+            options["cross_attention"] = "same"
         self.body = TokenStack(
             config.vocab_size,
             config.max_position_embeddings,
@@ -123,23 +128,15 @@ class LinformerModel(LinformerPreTrainedModel):
             depth=config.num_hidden_layers,
             kv_heads=config.num_key_value_heads,
             qkv_bias=config.attention_bias,
-            attention=config.attention,
             parameter_sharing=config.sharing,
-            method=config.method,
-            start=config.start,
-            local_window=config.local_window,
-            local_kernel=config.local_kernel,
             causal=config.is_decoder,
-            block_size=config.block_size if config.is_decoder else None,
-            gated=config.gated,
             activation=config.hidden_act,
-            norm=config.norm,
             norm_eps=config.layer_norm_eps,
             dropout=config.attention_probs_dropout_prob,
             dropout_ff=config.hidden_dropout_prob,
             context_size=context_size,
             context_k=config.cross_proj_k if context_size else None,
-            cross_attention=config.cross_attention if context_size else "same",
+            **options,
         )
         for layer in self.body.linformer.layers:
             layer.__class__ = LinformerLayer  # the same layer, with transformers' switch
@@ -247,7 +244,7 @@ class LinformerModel(LinformerPreTrainedModel):
             types = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device) if types is None else types
             return x + self.token_type_emb(types)
         # Tokenisers hand out zeros without being asked; anything else was meant to have an effect.
-        if types is not None and not torch.compiler.is_compiling() and types.any():
+        if types is not None and readable(types) and types.any():
             raise ValueError(
                 f"got token_type_ids up to {int(types.max())}, but the model was built with type_vocab_size=0"
             )
@@ -272,7 +269,7 @@ class LinformerModel(LinformerPreTrainedModel):
             raise ValueError("this cache has read nothing yet")
         if keep is not None:
             keep = keep[:, -n:]
-            keep = None if keep.all() else keep
+            keep = None if readable(keep) and keep.all() else keep
         steps = [Trace(trace.need_weights, trace.need_hidden) for _ in range(n)]
         outputs = [
             self.body.run_step(x[:, i], state, None if keep is None else keep[:, i], step)

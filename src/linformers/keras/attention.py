@@ -12,7 +12,7 @@ from keras import ops
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
 from linformers.checks import one_of
-from linformers.keras.masks import check_attention_mask, fold, padding
+from linformers.keras.masks import check_attention_mask, fold, masked_softmax, padding
 from linformers.keras.projections import Projection, Tensor, blank, single
 from linformers.keras.shorten import shorten
 from linformers.projections.dense import STARTS
@@ -396,16 +396,3 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         if config.get("projection") is not None:
             config = {**config, "projection": keras.saving.deserialize_keras_object(config["projection"])}
         return super().from_config(config)
-
-
-def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
-    """Softmax over the last axis of ``(b, h, t, k)``, in the type of the scores; a row without any slot gives zeros.
-
-    Keras' own warns of a single slot, which is nothing strange here: a short input may fill but one.
-    """
-    highest = scores if mask is None else ops.where(mask, scores, -1e30)
-    weights = ops.exp(highest - ops.stop_gradient(ops.max(highest, axis=-1, keepdims=True)))
-    if mask is not None:
-        weights = ops.where(mask, weights, 0.0)
-    total = ops.sum(weights, axis=-1, keepdims=True)
-    return weights / (total if mask is None else ops.where(total > 0, total, 1.0))

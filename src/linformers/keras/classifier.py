@@ -11,6 +11,7 @@ from keras import ops
 
 from linformers.keras.attention import LinearMultiHeadAttention
 from linformers.keras.projections import Tensor, single
+from linformers.notice import one_notice
 
 PADDING = 0
 
@@ -123,8 +124,9 @@ class Linformer(keras.Model):
         self.positions = self.add_weight(
             name="positions", shape=(self.max_len, d_model), initializer=keras.initializers.RandomNormal(stddev=0.02)
         )
-        for layer in self.encoder:
-            layer.build((None, self.max_len, d_model))
+        with one_notice():
+            for layer in self.encoder:
+                layer.build((None, self.max_len, d_model))
         self.norm.build((None, None, d_model))
         self.head.build((None, d_model))
         self.built = True

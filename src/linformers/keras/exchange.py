@@ -32,13 +32,14 @@ def from_torch(
         dtype: its dtype policy; None is Keras' current one.
 
     Raises:
-        ValueError: if ``layer`` has what the Keras layer has not: ``add_bias_kv``, ``add_zero_attn``, causal blocks, or a
-            projection module of the user's own.
+        ValueError: if ``layer`` has what the Keras layer has not: ``add_bias_kv``, ``add_zero_attn``, causal blocks,
+            ``num_kv_heads``, or a projection module of the user's own.
     """
     extras = {
         "add_bias_kv": layer.bias_k is not None,
         "add_zero_attn": layer.add_zero_attn,
         "causal": getattr(layer, "causal", False),
+        "num_kv_heads": layer.num_kv_heads != layer.num_heads,
     }
     for option, used in extras.items():
         if used:

@@ -55,3 +55,16 @@ def fold(x: Tensor | None, axis: int, channels: int = 1) -> Tensor | None:
     shape = ops.shape(x)
     lead = len(shape) - 1 - channels
     return ops.reshape(x, (math.prod(shape[:lead]), *shape[lead:]))
+
+
+def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax over the last axis of ``(b, h, t, k)``, in the type of the scores; a row without any slot gives zeros.
+
+    Keras' own warns of a single slot, which is nothing strange here: a short input may fill but one.
+    """
+    highest = scores if mask is None else ops.where(mask, scores, -1e30)
+    weights = ops.exp(highest - ops.stop_gradient(ops.max(highest, axis=-1, keepdims=True)))
+    if mask is not None:
+        weights = ops.where(mask, weights, 0.0)
+    total = ops.sum(weights, axis=-1, keepdims=True)
+    return weights / (total if mask is None else ops.where(total > 0, total, 1.0))

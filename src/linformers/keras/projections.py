@@ -4,7 +4,6 @@ Axes: b batch, h heads, s key positions, k slots, w positions of a window, c cha
 Masks: ``keep`` is True where a token (or a slot) is real.
 """
 
-import warnings
 from typing import Any, NamedTuple
 
 import keras
@@ -12,6 +11,7 @@ import numpy as np
 from keras import ops
 
 from linformers.checks import one_of
+from linformers.notice import warn_of_slots
 from linformers.projections.base import KEY, VALUE
 from linformers.projections.dense import STARTS, segment_means
 from linformers.projections.make import METHODS, SHARINGS
@@ -77,12 +77,7 @@ class Projection(keras.layers.Layer):
         self.max_length, self.projection_dim, self.num_heads = max_length, projection_dim, num_heads
         self.sharing, self.method = one_of("sharing", sharing, SHARINGS), one_of("method", method, METHODS)
         self.start = one_of("start", start, STARTS)
-        if projection_dim > max_length:
-            warnings.warn(
-                f"projection_dim = {projection_dim} slots for at most {max_length} positions: more slots than positions cost "
-                f"time and gain nothing; choose projection_dim below {max_length}",
-                stacklevel=2,
-            )
+        warn_of_slots("projection_dim", projection_dim, max_length)
         pooling = method in ("mean", "max")
         self.parts = 1 if pooling or sharing in ("kv", "layerwise") else 2
         self.heads = num_heads if sharing == "none" and not pooling else 1

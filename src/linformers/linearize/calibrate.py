@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from linformers.linearize.core import attend_slots
+from linformers.linearize.core import blank_heads
+from linformers.nn.core import attend_heads
 from linformers.ops.linformer import attend, attend_with_weights
 from linformers.ops.spectrum import check_share, cumulative, mean_curve, slots_of
 from linformers.projections.base import Projection
@@ -117,7 +118,7 @@ def _distance(projection: Projection, sample: Sample, local_window: int) -> tupl
     """The squared distance of one batch's output to the exact one, and the latter's squared size."""
     q, k, v, keep = sample
     exact = attend(q, k, v, keep)
-    out, _ = attend_slots(q, k, v, projection, keep=keep, local_window=local_window)
+    out, _ = attend_heads(q, *blank_heads(k, v, keep), projection, keep=keep, block=local_window)
     difference = (out - exact).square().sum((1, 3))  # (b, n)
     size = exact.square().sum((1, 3))
     if keep is not None and q.shape[2] == keep.shape[1]:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from linformers.checks import one_of
-from linformers.files.checked import an_object, damaged, each, fields, number, parse, reading
+from linformers.files.checked import an_object, damaged, each, fields, number, open_regular, parse, reading
 from linformers.linearize.calibrate import Batch, run
 from linformers.linearize.surgery import evaluating
 from linformers.nn.multihead import LinearMultiheadAttention
@@ -304,6 +304,7 @@ def _load(
     Raises:
         ValueError: if it is of another run.
     """
+    open_regular(path).close()  # the library would wait for a pipe
     with reading(path, "continue another run, or name another file"), safe_open(path, framework="pt") as file:
         about = parse((file.metadata() or {}).get("distillation", "{}"), path)
         with damaged(path):

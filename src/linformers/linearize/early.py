@@ -3,7 +3,7 @@
 Axes: b batch, h heads, n positions, k slots, ch channels of the model.
 
 ``E (x W) = (E x) W``: two products with n rows become two with k rows. Only plain ``nn.Linear`` maps allow it; with anything around
-them (an adapter), and with exact neighbours, the module runs as its original does, and is shortened afterwards.
+them (an adapter, a hook), and with exact neighbours, the module runs as its original does, and is shortened afterwards.
 """
 
 from typing import Any, ClassVar
@@ -15,9 +15,11 @@ from transformers.models.electra.modeling_electra import ElectraSelfAttention
 from transformers.models.roberta.modeling_roberta import RobertaSelfAttention
 from transformers.models.vit.modeling_vit import ViTAttention
 
-from linformers.linearize.core import attend_shortened
-from linformers.nn.memory import shorten
+from linformers.nn.core import How, look_up
+from linformers.nn.memory import make_memory
+from linformers.ops.heads import join_heads
 from linformers.projections.base import check_length
+from linformers.watch import is_plain
 
 
 class ShortensEarly:
@@ -43,7 +45,7 @@ class ShortensEarly:
         maps = [getattr(self, name) for name in self.maps]
         settings = self.config.linformers
         masked = attention_mask is None or attention_mask.shape == hidden_states.shape[:2]
-        plain = all(type(each) is nn.Linear for each in maps) and past_key_values is None and masked
+        plain = all(map(is_plain, maps)) and past_key_values is None and masked
         if self.projection is None or settings["local_window"] or not plain:
             kwargs |= {"output_attentions": output_attentions}
             if past_key_values is not None:
@@ -52,16 +54,15 @@ class ShortensEarly:
         check_length(hidden_states.shape[1], self.projection.max_len)
         heads = self.config.num_attention_heads
         q = maps[0](hidden_states).unflatten(-1, (heads, -1)).transpose(1, 2)
-        slots = shorten(
+        memory = make_memory(
             hidden_states, hidden_states, maps[1], maps[2], self.projection, heads=heads, keep=attention_mask
         )
         dropout = getattr(self, "attention_dropout", None)
         dropout = self.dropout.p if dropout is None else dropout
         need_weights = self.config.output_attentions if output_attentions is None else output_attentions
-        out, weights = attend_shortened(
-            q, None, None, *slots, self.projection.k, attention_mask, 0, dropout if self.training else 0.0, need_weights
-        )
-        out = out.transpose(1, 2).flatten(2)
+        how = How(dropout if self.training else 0.0, need_weights, self.projection.k)
+        out, weights = look_up(q, memory, None, how)
+        out = join_heads(out)
         return getattr(self, self.out)(out) if self.out else out, weights
 
 

@@ -21,6 +21,7 @@ with needed("linformers.linearize.encoders", "hf"):
     import transformers
 
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.bert import modeling_bert
 from transformers.models.distilbert import modeling_distilbert
 from transformers.models.electra import modeling_electra
@@ -29,9 +30,10 @@ from transformers.models.roberta import modeling_roberta
 from transformers.models.vit import modeling_vit
 
 from linformers.linearize.calibrate import Batch, Sample, run
-from linformers.linearize.core import attend_near, attend_slots
+from linformers.linearize.core import attend_near, blank_heads
 from linformers.linearize.early import EARLY
 from linformers.linearize.projection import make_start
+from linformers.nn.core import How, attend_heads
 from linformers.ops.linformer import attend, attend_with_weights
 from linformers.pretrained.convert import convert_old_files
 from linformers.projections.base import Projection, check_length
@@ -250,16 +252,9 @@ def linformer_attention(
     projection = module.projection
     if projection is not None:
         check_length(key.shape[2], projection.max_len)
-        out, weights = attend_slots(
-            query,
-            key,
-            value,
-            projection,
-            keep=attention_mask,
-            local_window=(module.config.linformers or {})["local_window"],
-            dropout=dropout,
-            need_weights=need_weights,
-        )
+        key, value = blank_heads(key, value, attention_mask)
+        window, how = (module.config.linformers or {})["local_window"], How(dropout, need_weights, projection.k)
+        out, weights = attend_heads(query, key, value, projection, keep=attention_mask, block=window, how=how)
     else:
         out, weights = exact(query, key, value, attention_mask, dropout, sliding_window, need_weights)
     return out.transpose(1, 2), weights
@@ -361,6 +356,8 @@ def _register(model_type: str, architecture: Architecture) -> None:
         body = {"config_class": config, "__module__": __name__, "__doc__": f"{name} that attends to slots."}
         model = type(f"Linearized{name}", (Linearized, original), body)
         LINEARIZED[original] = globals()[model.__name__] = model
+        if (names := get_checkpoint_conversion_mapping(name)) is not None:
+            convert_old_files(model.__name__, names)  # a model that was loaded is saved with its old names
         AUTO_CLASSES[kind].register(config, model)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from linformers.linearize.calibrate import Batch, Sample, run
-from linformers.linearize.core import attend_slots
+from linformers.nn.core import attend_heads
 from linformers.nn.multihead import LinearMultiheadAttention
 from linformers.ops.blocks import block_sizes
 from linformers.ops.masks import blank
@@ -45,20 +45,11 @@ class NearbyAttention(LinearMultiheadAttention):
             )
         check_length(key.shape[1], self.seq_len)
         q, k, v = (
-            to(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            to(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for to, x in zip(self._channel_maps(), (query, blank(key, keep), blank(value, keep)), strict=True)
         )
-        dropout = self.dropout if self.training else 0.0
-        out, weights = attend_slots(
-            q,
-            k,
-            v,
-            self.projection,
-            keep=keep,
-            local_window=self.local_window,
-            dropout=dropout,
-            need_weights=need_weights,
-        )
+        how = self._how(need_weights)
+        out, weights = attend_heads(q, k, v, self.projection, keep=keep, block=self.local_window, how=how)
         return self.out_proj(out.transpose(1, 2).flatten(2)), weights
 
     def extra_repr(self) -> str:

@@ -28,6 +28,9 @@ class TokenMeans(Projection):
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         return token_means(x, keep, k)
 
+    def beside(self, keys: Tensor, keep: Tensor | None) -> Tensor | None:
+        return beside(keys, keep, self.k)
+
 
 class CorrectedMean(Dense):
     """:class:`TokenMeans` plus a learned mixture of all real tokens: ``mean + C^T x``, where C begins at zero.
@@ -63,6 +66,9 @@ class CorrectedMean(Dense):
 
         return Slots(mean + (share[..., None] * multiply(matrix, x))[:, :, :used], mass, real)
 
+    def beside(self, keys: Tensor, keep: Tensor | None) -> Tensor | None:
+        return beside(keys, keep, self.k)
+
     def reset_parameters(self) -> None:
         nn.init.zeros_(self.weight)
 
@@ -89,6 +95,13 @@ def token_means(x: Tensor, keep: Tensor | None, k: int) -> Slots:
     size = gather_at(keep[:, None, :, None].to(x.dtype), slot, used)  # (b, 1, u, 1)
     total = gather_at(blank(x, keep[:, None]), slot, used)  # (b, h, u, d)
     return Slots(total / size.clamp(min=1), None, size[:, 0, :, 0] > 0)
+
+
+def beside(keys: Tensor, keep: Tensor | None, k: int) -> Tensor | None:
+    """Which exact keys ``(b, h, s, d)`` count beside the slots: of at most k real tokens each has a slot of its own."""
+    if keep is not None:
+        return keep & (keep.sum(1, keepdim=True) > k)
+    return None if keys.shape[2] > k else keys.new_zeros(len(keys), keys.shape[2], dtype=torch.bool)
 
 
 def ranks(keep: Tensor | None, s: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformers.pretrained import load as pretrained
 from linformers.extras import needed
+from linformers.pretrained import load as pretrained
 
 with needed("linformers.linearize.saved", "hf"):
     import transformers

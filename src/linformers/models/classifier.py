@@ -4,19 +4,15 @@ Axes: b batch, n positions, ch channels.
 Masks: True where a token is real.
 """
 
-from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from linformers.checks import at_least_one, one_of
-from linformers.models.options import LinformerOptions
+from linformers.models.options import ClassifierOptions, TokenOptions, arguments, takes
 from linformers.models.tokens import TokenStack
 from linformers.ops.masks import blank
 from linformers.ops.precision import mean_of, single, weighted_sum
-
-POOLINGS = ("mean", "first", "attention")
 
 
 class LinformerClassifier(nn.Module):
@@ -35,35 +31,13 @@ class LinformerClassifier(nn.Module):
         options: those of :class:`Linformer`; the text models use ``norm="pre"`` and ``local_kernel=5`` by default.
     """
 
-    def __init__(
-        self,
-        num_tokens: int,
-        num_classes: int,
-        input_size: int,
-        channels: int,
-        dim_k: int | Sequence[int] = 64,
-        *,
-        pooling: str = "mean",
-        emb_dim: int | None = None,
-        positions: str = "sinusoidal",
-        dropout_tokens: float = 0.1,
-        **options: Unpack[LinformerOptions],
-    ) -> None:
+    @takes(ClassifierOptions)
+    def __init__(self, options: ClassifierOptions) -> None:
         super().__init__()
-        self.pooling = one_of("pooling", pooling, POOLINGS)
-        self.body = TokenStack(
-            num_tokens,
-            input_size,
-            channels,
-            dim_k,
-            emb_dim=emb_dim,
-            positions=positions,
-            dropout_tokens=dropout_tokens,
-            **options,
-        )
-        at_least_one(num_classes=num_classes)
-        self.weigh = nn.Linear(self.body.emb_dim, 1) if pooling == "attention" else None
-        self.to_classes = nn.Linear(self.body.emb_dim, num_classes)
+        self.pooling = options.pooling
+        self.body = TokenStack(**arguments(options, TokenOptions))
+        self.weigh = nn.Linear(self.body.emb_dim, 1) if options.pooling == "attention" else None
+        self.to_classes = nn.Linear(self.body.emb_dim, options.num_classes)
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, *, need_weights: bool = False) -> Any:
         """Token ids ``(b, n)``, True in ``mask`` where they are real, to class logits ``(b, num_classes)``."""

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linformers.models.language import LinformerLM
-from linformers.models.options import LinformerOptions
 from linformers.models.stack import Linformer
 from linformers.nn.attention import Attention
 from linformers.nn.layer import Layer
@@ -25,7 +24,7 @@ from linformers.projections.own import Custom
 INSTEAD = {
     "FeedForward": "convert the model that it is part of",
     "LinearAttentionHead": "convert the MHAttention that it is part of",
-    "PositionalEmbedding": "use linformers.layers.SinusoidalPositions(channels, base=100_000.0)",
+    "PositionalEmbedding": "use linformers.nn.positions.SinusoidalPositions(channels, base=100_000.0)",
     "Visualizer": "use linformers.Visualizer with the converted model",
 }
 
@@ -53,7 +52,7 @@ def from_lucidrains(model: Any) -> Linformer | LinformerLM | LinearMultiheadAtte
     reversible = hasattr(stack.net, "blocks")
     pairs = [(b.f.net, b.g.net) for b in stack.net.blocks] if reversible else [tuple(pair) for pair in stack.net.layers]
     first, ff = pairs[0][0].fn, pairs[0][1].fn
-    options: LinformerOptions = {
+    options: dict[str, Any] = {
         "dim_ff": ff.w2.in_features,
         "dim_d": first.dim_head,
         "nhead": first.heads,
@@ -173,7 +172,7 @@ def from_tatp22(model: Any) -> Linformer | LinformerLM | LinearMultiheadAttentio
         raise leaks("linformers.LinformerLM(causal=True)")
     first = attentions[0].fn
     like = first.to_q[0].weight
-    options: LinformerOptions = {
+    options: dict[str, Any] = {
         "dim_d": head.dim,
         "nhead": len(first.heads),
         "depth": len(attentions),

@@ -5,20 +5,21 @@ Masks: True where a token is real.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from linformers.models.generation import Generation
+from linformers.models.generation import Generation, evaluating
 from linformers.models.language import LinformerLM
-from linformers.models.options import LinformerOptions
+from linformers.models.options import TokenOptions
 from linformers.nn.memory import Memory
 
 SIZES = ("num_tokens", "input_size", "channels")
 
 
-SHARED = (*SIZES, "dim_k", "emb_dim", "positions", "dropout_tokens", *LinformerOptions.__annotations__)
+SHARED = tuple(field.name for field in fields(TokenOptions))
 
 
 CONTEXT = ("context_size", "context_channels")
@@ -104,7 +105,7 @@ class LinformerEncDec(nn.Module):
 
     def encode(self, src: Tensor, src_mask: Tensor | None = None) -> list[Memory]:
         """Read a source ``(b, s)`` and prepare it for every layer of the decoder; needed once for any number of targets."""
-        return self.decoder.body.linformer.memory(self.encoder(src, src_mask), src_mask)
+        return self.decoder.memory(self.encoder(src, src_mask), src_mask)
 
     def generate(
         self,
@@ -136,7 +137,8 @@ class LinformerEncDec(nn.Module):
 
     @torch.no_grad()
     def _encode_quietly(self, src: Tensor, src_mask: Tensor | None) -> Sequence[Memory]:
-        return self.encode(src, src_mask)
+        with evaluating(self):
+            return self.encode(src, src_mask)
 
 
 def side_options(side: str, given: dict[str, Any], allowed: Sequence[str]) -> dict[str, Any]:

@@ -4,10 +4,11 @@ Axes: b batch, w beams, v tokens of the vocabulary.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypedDict, Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from linformers.nn.state import DecodingState
 
@@ -68,6 +69,22 @@ def stream(start: Start, step: Step, max_new_tokens: int, **options: Unpack[Gene
     if options.get("num_beams", 1) > 1:
         raise ValueError(f"num_beams={options['num_beams']} cannot be streamed: the best beam is known at the end")
     return _tokens(start, step, max_new_tokens, options)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model that is in training mode into eval mode, and afterwards each of its modules back.
+
+    One in eval mode is left alone, also if some of its modules are not: to draw with dropout is then what was asked for.
+    """
+    training = [module for module in model.modules() if module.training] if model.training else []
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
 
 
 def check_options(max_new_tokens: int, options: Generation) -> None:

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linformers.models.generation import Generation, Start, generate, stream
-from linformers.models.options import LinformerOptions
+from linformers.models.generation import Generation, Start, evaluating, generate, stream
+from linformers.models.options import LanguageOptions, TokenOptions, arguments, takes
 from linformers.models.tokens import TokenStack
 from linformers.nn.memory import Memory
 from linformers.nn.state import DecodingState
@@ -31,7 +31,8 @@ class LinformerLM(nn.Module):
         tie_weights: let the output share the embedding's matrix.
         positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
         dropout_tokens: on the embedded tokens.
-        options: those of :class:`Linformer`; the text models use ``norm="pre"`` and ``local_kernel=5`` by default.
+        options: those of :class:`Linformer`; the text models use ``norm="pre"`` and ``local_kernel=5`` by default. With
+            ``context_size`` it is a decoder that reads the output of any encoder, as ``context``.
 
     Example:
         >>> import torch
@@ -39,49 +40,43 @@ class LinformerLM(nn.Module):
         >>> model = LinformerLM(num_tokens=1000, input_size=256, channels=64, dim_k=64, depth=2, causal=True).eval()
         >>> model.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=5).shape
         torch.Size([1, 8])
+        >>> decoder = LinformerLM(1000, 256, 64, causal=True, context_size=500, context_channels=48).eval()
+        >>> features = torch.randn(1, 300, 48)  # of another encoder
+        >>> decoder.generate(torch.tensor([[1]]), max_new_tokens=5, context=features).shape
+        torch.Size([1, 6])
     """
 
-    def __init__(
-        self,
-        num_tokens: int,
-        input_size: int,
-        channels: int,
-        dim_k: int | Sequence[int] = 64,
-        *,
-        emb_dim: int | None = None,
-        return_emb: bool = False,
-        tie_weights: bool = False,
-        positions: str = "sinusoidal",
-        dropout_tokens: float = 0.1,
-        **options: Unpack[LinformerOptions],
-    ) -> None:
+    @takes(LanguageOptions)
+    def __init__(self, options: LanguageOptions) -> None:
         super().__init__()
-        if return_emb and tie_weights:
-            raise ValueError("return_emb=True has no output weights, so tie_weights=True has no meaning")
-        self.body = TokenStack(
-            num_tokens,
-            input_size,
-            channels,
-            dim_k,
-            emb_dim=emb_dim,
-            positions=positions,
-            dropout_tokens=dropout_tokens,
-            **options,
-        )
-        self.tied = tie_weights
-        self.to_logits = None if return_emb or tie_weights else nn.Linear(self.body.emb_dim, num_tokens)
-        self.return_emb = return_emb
+        self.body = TokenStack(**arguments(options, TokenOptions))
+        self.tied, self.return_emb = options.tie_weights, options.return_emb
+        has_output = not (options.return_emb or options.tie_weights)
+        self.to_logits = nn.Linear(self.body.emb_dim, options.num_tokens) if has_output else None
 
     def forward(
         self,
         tokens: Tensor,
         mask: Tensor | None = None,
         *,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
         memory: Sequence[Memory] | None = None,
         state: DecodingState | None = None,
         need_weights: bool = False,
     ) -> Any:
-        """Token ids ``(b, n)``, True in ``mask`` where they are real, to logits; see :meth:`Linformer.forward`."""
+        """Token ids ``(b, n)`` to logits.
+
+        Args:
+            tokens: ``(b, n)``.
+            mask: ``(b, n)``, True where a token is real.
+            context: ``(b, s, context_channels)``, what a model with ``context_size`` reads beside the tokens: an encoder's output.
+            context_mask: ``(b, s)``, True where the context is real.
+            memory: what :meth:`memory` made of a context, instead of it.
+            state: filled so that :meth:`step` can go on from here.
+            need_weights: also return the attention weights of each layer.
+        """
+        memory = self._memory(memory, context, context_mask)
         result = self.body(tokens, mask, memory=memory, state=state, need_weights=need_weights)
         x, *weights = result if need_weights else (result,)
         return (self.logits(x), *weights) if need_weights else self.logits(x)
@@ -93,6 +88,22 @@ class LinformerLM(nn.Module):
         if self.tied:  # the embedding has unit variance; without the factor the logits would begin far too large
             return F.linear(x * self.body.emb_dim**-0.5, self.body.token_emb.weight)
         return x
+
+    def memory(self, context: Tensor, mask: Tensor | None = None) -> list[Memory]:
+        """Prepare a context ``(b, s, context_channels)``, True in ``mask`` where it is real, once for any number of texts."""
+        return self.body.linformer.memory(context, mask)
+
+    def _memory(
+        self, memory: Sequence[Memory] | None, context: Tensor | None, mask: Tensor | None
+    ) -> Sequence[Memory] | None:
+        """The memory that was given, or that of the context that was."""
+        if context is None:
+            if mask is not None:
+                raise ValueError("context_mask has no meaning without context; give both")
+            return memory
+        if memory is not None:
+            raise ValueError("memory is what a context was made into; give one of memory and context")
+        return self.memory(context, mask)
 
     def new_state(self, batch: int) -> DecodingState:
         """An empty decoding state for ``batch`` rows."""
@@ -108,22 +119,29 @@ class LinformerLM(nn.Module):
         max_new_tokens: int,
         *,
         mask: Tensor | None = None,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
         memory: Sequence[Memory] | None = None,
         **options: Unpack[Generation],
     ) -> Tensor:
         """Continue ``prompt``, by default with the likeliest tokens.
 
+        A model in training mode generates in eval mode, without dropout, and is in training mode again afterwards.
+
         Args:
             prompt: ``(b, n)``; rows of different lengths are padded on either side.
             max_new_tokens: how many to add at most; fewer if all rows end before.
             mask: ``(b, n)``, True where the prompt is real.
-            memory: what the stack attends to, if it has cross-attention.
-            options: how to choose; see :class:`linformers.generation.Generation`.
+            context: ``(b, s, context_channels)``, what a model with ``context_size`` reads beside the prompt.
+            context_mask: ``(b, s)``, True where the context is real.
+            memory: what :meth:`memory` made of a context, instead of it.
+            options: how to choose; see :class:`linformers.models.generation.Generation`.
 
         Returns:
             Prompt and continuation, ``(b, n + new)``.
         """
-        return generate(self._start(prompt, mask, memory, max_new_tokens), self.step, prompt, max_new_tokens, **options)
+        start = self._start(prompt, mask, memory, context, context_mask, max_new_tokens)
+        return generate(start, self._next, prompt, max_new_tokens, **options)
 
     def stream(
         self,
@@ -131,13 +149,29 @@ class LinformerLM(nn.Module):
         max_new_tokens: int,
         *,
         mask: Tensor | None = None,
+        context: Tensor | None = None,
+        context_mask: Tensor | None = None,
         memory: Sequence[Memory] | None = None,
         **options: Unpack[Generation],
     ) -> Iterator[Tensor]:
         """:meth:`generate`, yielding the tokens ``(b,)`` as they come."""
-        return stream(self._start(prompt, mask, memory, max_new_tokens), self.step, max_new_tokens, **options)
+        start = self._start(prompt, mask, memory, context, context_mask, max_new_tokens)
+        return stream(start, self._next, max_new_tokens, **options)
 
-    def _start(self, prompt: Tensor, mask: Tensor | None, memory: Sequence[Memory] | None, count: int) -> Start:
+    def _next(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
+        """:meth:`step` in eval mode, with tokens that need no check: the model has just chosen them."""
+        with evaluating(self):
+            return self.logits(self.body.run_step(self.body.token_emb(tokens), state, keep))
+
+    def _start(
+        self,
+        prompt: Tensor,
+        mask: Tensor | None,
+        memory: Sequence[Memory] | None,
+        context: Tensor | None,
+        context_mask: Tensor | None,
+        count: int,
+    ) -> Start:
         """Check everything now, and read the prompt when asked to."""
         if not self.body.linformer.causal:
             raise ValueError("only a causal model can generate; build it with causal=True")
@@ -157,9 +191,16 @@ class LinformerLM(nn.Module):
                 f"ask for at most {room - length + 1}, or build it with a larger input_size"
             )
 
+        with torch.no_grad(), evaluating(self):
+            made = self._memory(memory, context, context_mask)
+
         def start() -> tuple[Tensor, DecodingState]:
+            with evaluating(self):
+                return read()
+
+        def read() -> tuple[Tensor, DecodingState]:
             state = self.new_state(len(prompt))
-            features = self.body(prompt, mask, memory=memory, state=state)
+            features = self.body(prompt, mask, memory=made, state=state)
             if mask is None:
                 return self.logits(features[:, -1]), state
             places = torch.arange(mask.shape[1], device=mask.device)

@@ -1,48 +1,309 @@
-"""The options of a stack."""
+"""The one list of options: what a stack can be, with its defaults, its checks, and the fronts that take it.
 
-from typing import TypedDict
+A new option is a field here, the place that uses it, and its documentation: :class:`Shared` is inherited by the stacks, by the Hugging
+Face configuration and by the settings of training; :class:`StackOptions` by the stacks and the text models alone.
+"""
 
-from linformers.projections.make import Method
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
+from functools import wraps
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
-ATTENTIONS = ("linformer", "full", "none", "local")
+from linformers.checks import at_least_one, not_negative, one_of
+from linformers.nn.feedforward import ACTIVATIONS
+from linformers.projections.dense import STARTS
+from linformers.projections.make import METHODS, SHARINGS, Method
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "attention": ("linformer", "full", "none", "local"),
+    "cross_attention": ("same", "linformer", "full"),
+    "method": METHODS,
+    "start": STARTS,
+    "norm": ("pre", "post"),
+    "activation": tuple(ACTIVATIONS),
+    "checkpoint_level": ("C0", "C1", "C2"),
+    "parameter_sharing": SHARINGS,
+    "positions": ("sinusoidal", "learned", "rotary", "none"),
+    "pooling": ("mean", "first", "attention"),
+}
+
+P = ParamSpec("P")
+Options = TypeVar("Options")
+Model = TypeVar("Model")
 
 
-CROSS_ATTENTIONS = ("same", "linformer", "full")
+@dataclass(kw_only=True, repr=False)
+class Shared:
+    """Options that every front has under the same name. Their meaning is documented in :class:`linformers.Linformer`."""
+
+    attention: str = "linformer"
+    cross_attention: str = "same"
+    method: Any = "learnable"  # a name; stacks also take matrices and modules
+    start: str = "random"
+    block_size: int | None = None
+    local_kernel: int = 0
+    local_window: int = 0
+    norm: str = "post"
+    gated: bool = False
+
+    def shared(self) -> dict[str, Any]:
+        """The values of these options, to be handed to another front."""
+        return {field.name: getattr(self, field.name) for field in fields(Shared)}
+
+    def check_shared(self) -> None:
+        """Raise a ValueError for values without a meaning."""
+        for field in fields(Shared):
+            if field.name in CHOICES and isinstance(value := getattr(self, field.name), str):
+                one_of(field.name, value, CHOICES[field.name])
+        not_negative(local_kernel=self.local_kernel, local_window=self.local_window)
+        at_least_one(block_size=self.block_size)
 
 
-class LinformerOptions(TypedDict, total=False):
-    """What :class:`Linformer` takes beside its sizes; the text models hand it on."""
+def unset(cls: type[Options]) -> type[Options]:
+    """Give a class, before it becomes a dataclass, the options of :class:`Shared` that it does not name itself, all None."""
+    for field in fields(Shared):
+        if field.name not in cls.__annotations__:
+            choices = CHOICES.get(field.name)
+            cls.__annotations__[field.name] = Literal[choices] if choices else field.type
+            setattr(cls, field.name, None)
+    return cls
 
-    dim_ff: int
-    dim_d: int | None
-    nhead: int
-    depth: int
-    one_kv_head: bool
-    kv_heads: int | None
-    w_o_intermediate_dim: int | None
-    ff_intermediate: int | None
-    qkv_bias: bool
-    attention: str
-    full_attention: bool
-    parameter_sharing: str
-    k_reduce_by_layer: int
-    method: Method
-    start: str
-    local_window: int
-    causal: bool
-    block_size: int | None
-    local_kernel: int
-    include_ff: bool
-    gated: bool
-    activation: str
-    norm: str
-    norm_eps: float
-    rotary: bool
-    dropout: float
-    dropout_ff: float
-    checkpoint_level: str
-    reversible: bool
-    context_size: int | None
-    context_channels: int | None
-    context_k: int | None
-    cross_attention: str
+
+@dataclass
+class StackOptions(Shared):
+    """Everything that :class:`linformers.Linformer` takes; documented there."""
+
+    input_size: int
+    channels: int
+    dim_k: int | Sequence[int]
+    _: KW_ONLY
+    dim_ff: int = 256
+    dim_d: int | None = None
+    nhead: int = 4
+    depth: int = 1
+    one_kv_head: bool = False
+    kv_heads: int | None = None
+    w_o_intermediate_dim: int | None = None
+    ff_intermediate: int | None = None
+    qkv_bias: bool = False
+    full_attention: bool = False
+    parameter_sharing: str = "layerwise"
+    k_reduce_by_layer: int = 0
+    causal: bool = False
+    include_ff: bool = True
+    activation: str = "gelu"
+    norm_eps: float = 1e-5
+    rotary: bool = False
+    dropout: float = 0.1
+    dropout_ff: float = 0.15
+    checkpoint_level: str = "C0"
+    reversible: bool = False
+    context_size: int | None = None
+    context_channels: int | None = None
+    context_k: int | None = None
+    method: Method = "learnable"
+
+    def __post_init__(self) -> None:
+        at_least_one(
+            dim_k=self.dim_k if isinstance(self.dim_k, int) else min(self.dim_k, default=1),
+            **{
+                name: getattr(self, name)
+                for name in (
+                    *(
+                        "input_size",
+                        "channels",
+                        "dim_ff",
+                        "dim_d",
+                        "nhead",
+                        "depth",
+                        "kv_heads",
+                        "w_o_intermediate_dim",
+                    ),
+                    *("ff_intermediate", "block_size", "context_size", "context_channels", "context_k"),
+                )
+            },
+        )
+        self.check_shared()
+        for name in ("activation", "checkpoint_level", "parameter_sharing"):
+            one_of(name, getattr(self, name), CHOICES[name])
+        for wrong, message in self._contradictions():
+            if wrong:
+                raise ValueError(message)
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head."""
+        return self.channels // self.nhead if self.dim_d is None else self.dim_d
+
+    @property
+    def groups(self) -> int:
+        """Key/value heads."""
+        return 1 if self.one_kv_head else self.kv_heads or self.nhead
+
+    @property
+    def kind(self) -> str:
+        """``attention``, under its own name."""
+        return "full" if self.full_attention else self.attention
+
+    @property
+    def cross_kind(self) -> str:
+        """``cross_attention``, with ``"same"`` resolved."""
+        if self.cross_attention != "same":
+            return self.cross_attention
+        return "linformer" if self.kind == "linformer" else "full"
+
+    def _contradictions(self) -> list[tuple[object, str]]:
+        """Options that do not go together, each with what to do."""
+        own_method = not isinstance(self.method, str)
+        return [
+            (
+                self.full_attention and self.attention not in ("linformer", "full"),
+                f"full_attention=True contradicts attention={self.attention!r}; give one of them",
+            ),
+            (
+                self.dim_d is None and self.channels % self.nhead,
+                f"channels={self.channels} is not a multiple of nhead={self.nhead}; change one of them, or give dim_d",
+            ),
+            (
+                self.one_kv_head and self.kv_heads not in (None, 1),
+                f"one_kv_head=True contradicts kv_heads={self.kv_heads}; give one of them",
+            ),
+            (self.nhead % self.groups, f"kv_heads={self.groups} does not divide nhead={self.nhead}"),
+            (
+                self.rotary and self.head_dim % 2,
+                f"rotary=True needs an even number of channels a head, got {self.head_dim}; change dim_d",
+            ),
+            (
+                self.local_window and self.causal,
+                f"local_window={self.local_window} is for encoders; with causal=True use block_size",
+            ),
+            (
+                self.local_window and self.kind in ("full", "none"),
+                f"local_window={self.local_window} has no meaning with attention={self.kind!r}",
+            ),
+            (
+                self.attention == "local" and not self.causal and not self.local_window,
+                "attention='local' needs local_window, the positions of a block",
+            ),
+            (
+                self.block_size is not None and not self.causal,
+                f"block_size={self.block_size} is for causal=True; encoders take local_window",
+            ),
+            (self.reversible and self.norm != "pre", f"reversible=True needs norm='pre', got norm={self.norm!r}"),
+            (
+                self.reversible and self.ff_intermediate is not None,
+                f"reversible=True needs one width throughout, got ff_intermediate={self.ff_intermediate}",
+            ),
+            (
+                self.reversible and self.checkpoint_level == "C1",
+                "reversible=True recomputes each branch already; use checkpoint_level='C0', or 'C2' for each head too",
+            ),
+            (
+                own_method and self.parameter_sharing != "layerwise",
+                "a method of your own is one for all layers, got "
+                f"parameter_sharing={self.parameter_sharing!r}; use 'layerwise'",
+            ),
+            (
+                self.cross_attention != "same" and not self.context_size,
+                f"cross_attention={self.cross_attention!r} has no meaning without a context; give context_size",
+            ),
+            (
+                self.context_k is not None and not self.context_size,
+                f"context_k={self.context_k} has no meaning without a context; give context_size",
+            ),
+            (
+                own_method and self.context_size and self.cross_attention != "full",
+                f"a method of your own is for self-attention, got context_size={self.context_size}; use a named method, or "
+                "cross_attention='full'",
+            ),
+            (
+                self.ff_intermediate is not None and not self.include_ff,
+                f"ff_intermediate={self.ff_intermediate} has no meaning with include_ff=False",
+            ),
+        ]
+
+
+@dataclass
+class _Tokens:
+    num_tokens: int
+
+
+@dataclass
+class _Classes(_Tokens):
+    num_classes: int
+
+
+# The bases are in this order because a dataclass takes the arguments of its last base first.
+@dataclass
+class TokenOptions(StackOptions, _Tokens):
+    """Everything that the text models take; documented in :class:`linformers.LinformerLM`."""
+
+    dim_k: int | Sequence[int] = 64
+    _: KW_ONLY
+    norm: str = "pre"
+    local_kernel: int = 5
+    emb_dim: int | None = None
+    positions: str = "sinusoidal"
+    dropout_tokens: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(num_tokens=self.num_tokens, emb_dim=self.emb_dim)
+        one_of("positions", self.positions, CHOICES["positions"])
+        self.rotary = self.rotary or self.positions == "rotary"
+
+
+@dataclass
+class LanguageOptions(TokenOptions):
+    """Everything that :class:`linformers.LinformerLM` takes."""
+
+    _: KW_ONLY
+    return_emb: bool = False
+    tie_weights: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.return_emb and self.tie_weights:
+            raise ValueError("return_emb=True has no output weights, so tie_weights=True has no meaning")
+
+
+@dataclass
+class ClassifierOptions(TokenOptions, _Classes):
+    """Everything that :class:`linformers.LinformerClassifier` takes."""
+
+    _: KW_ONLY
+    pooling: str = "mean"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(num_classes=self.num_classes)
+        one_of("pooling", self.pooling, CHOICES["pooling"])
+
+
+def arguments(options: object, kind: type) -> dict[str, Any]:
+    """Those of ``options`` that ``kind``, a class of options, has too: arguments of what takes it."""
+    return {field.name: getattr(options, field.name) for field in fields(kind)}
+
+
+def takes(
+    options: Callable[P, Options],
+) -> Callable[[Callable[[Model, Options], None]], Callable[Concatenate[Model, P], None]]:
+    """Let a constructor that wants ``options`` as one object take them as arguments, with their names and defaults."""
+    signature = inspect.signature(options)
+
+    def decorate(init: Callable[[Model, Options], None]) -> Callable[Concatenate[Model, P], None]:
+        @wraps(init)
+        def constructor(self: Model, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            try:
+                signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{type(self).__name__}: {error}") from None
+            init(self, options(*args, **kwargs))
+
+        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        shown = signature.replace(parameters=[own, *signature.parameters.values()], return_annotation=None)
+        constructor.__signature__ = shown  # type: ignore[attr-defined]
+        return constructor
+
+    return decorate

@@ -70,7 +70,7 @@ class _Reversible(torch.autograd.Function):
 
 
 def _autocast_of(x: Tensor) -> dict[str, Any]:
-    kind = x.device.type
+    kind = "cpu" if x.is_meta else x.device.type  # autocast knows no meta device
     return {
         "device_type": kind,
         "enabled": torch.is_autocast_enabled(kind),

@@ -5,26 +5,25 @@ Masks: True where a token is real.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from linformers.checks import at_least_one, one_of
-from linformers.models.options import ATTENTIONS, CROSS_ATTENTIONS
+from linformers.models.build import build
+from linformers.models.chunks import Parts, run_in_chunks
+from linformers.models.options import StackOptions, takes
 from linformers.models.reversible import run_reversible
-from linformers.nn.attention import Attention
-from linformers.nn.core import is_watched
-from linformers.nn.feedforward import FeedForward
-from linformers.nn.layer import Call, Layer, Run, Trace
+from linformers.nn.layer import Layer, Pass, Trace
 from linformers.nn.memory import Memory
-from linformers.nn.mixing import LocalMixing
 from linformers.nn.positions import rotary_positions
 from linformers.nn.state import DecodingState, LayerState
+from linformers.notice import one_notice
 from linformers.ops.blocks import block_sizes
-from linformers.ops.masks import align_left, blank, check_mask, has_holes, take
+from linformers.ops.masks import align_left, blank, check_mask, has_holes, readable, take
 from linformers.projections.base import Projection
-from linformers.projections.make import SHARINGS, Method, make_projection, slots_per_layer
+from linformers.watch import is_watched
 
 
 class Linformer(nn.Module):
@@ -53,7 +52,7 @@ class Linformer(nn.Module):
         method: how positions are projected; see :func:`linformers.make_projection`.
         start: ``"random"`` or ``"segments"``, how learned projections begin.
         local_window: also see the exact keys of the own and the neighbouring blocks of this many positions; 0 for none.
-        causal: no output depends on a later input; see :mod:`linformers.causal`.
+        causal: no output depends on a later input; see :mod:`linformers.nn.state`.
         block_size: positions of a block of a causal stack; None picks one.
 
         local_kernel: width of a depthwise convolution before attention; 0 for none.
@@ -83,206 +82,18 @@ class Linformer(nn.Module):
         torch.Size([1, 400, 64])
     """
 
-    def __init__(
-        self,
-        input_size: int,
-        channels: int,
-        dim_k: int | Sequence[int],
-        *,
-        dim_ff: int = 256,
-        dim_d: int | None = None,
-        nhead: int = 4,
-        depth: int = 1,
-        one_kv_head: bool = False,
-        kv_heads: int | None = None,
-        w_o_intermediate_dim: int | None = None,
-        ff_intermediate: int | None = None,
-        qkv_bias: bool = False,
-        attention: str = "linformer",
-        full_attention: bool = False,
-        parameter_sharing: str = "layerwise",
-        k_reduce_by_layer: int = 0,
-        method: Method = "learnable",
-        start: str = "random",
-        local_window: int = 0,
-        causal: bool = False,
-        block_size: int | None = None,
-        local_kernel: int = 0,
-        include_ff: bool = True,
-        gated: bool = False,
-        activation: str = "gelu",
-        norm: str = "post",
-        norm_eps: float = 1e-5,
-        rotary: bool = False,
-        dropout: float = 0.1,
-        dropout_ff: float = 0.15,
-        checkpoint_level: str = "C0",
-        reversible: bool = False,
-        context_size: int | None = None,
-        context_channels: int | None = None,
-        context_k: int | None = None,
-        cross_attention: str = "same",
-    ) -> None:
+    @takes(StackOptions)
+    @one_notice()
+    def __init__(self, options: StackOptions) -> None:
         super().__init__()
-        at_least_one(
-            input_size=input_size,
-            channels=channels,
-            dim_k=dim_k if isinstance(dim_k, int) else min(dim_k, default=1),
-            dim_ff=dim_ff,
-            dim_d=dim_d,
-            nhead=nhead,
-            depth=depth,
-            kv_heads=kv_heads,
-            w_o_intermediate_dim=w_o_intermediate_dim,
-            ff_intermediate=ff_intermediate,
-            block_size=block_size,
-            context_size=context_size,
-            context_channels=context_channels,
-            context_k=context_k,
-        )
-        if local_window < 0:
-            raise ValueError(f"local_window must not be negative, got {local_window}")
-        one_of("norm", norm, ("pre", "post"))
-        one_of("checkpoint_level", checkpoint_level, ("C0", "C1", "C2"))
-        one_of("attention", attention, ATTENTIONS)
-        one_of("cross_attention", cross_attention, CROSS_ATTENTIONS)
-        one_of("parameter_sharing", parameter_sharing, SHARINGS)
-        head_dim = channels // nhead if dim_d is None else dim_d
-        groups = 1 if one_kv_head else kv_heads or nhead
-        for wrong, message in (
-            (
-                full_attention and attention not in ("linformer", "full"),
-                f"full_attention=True contradicts attention={attention!r}; give one of them",
-            ),
-            (
-                dim_d is None and channels % nhead,
-                f"channels={channels} is not a multiple of nhead={nhead}; change one of them, or give dim_d",
-            ),
-            (
-                one_kv_head and kv_heads not in (None, 1),
-                f"one_kv_head=True contradicts kv_heads={kv_heads}; give one of them",
-            ),
-            (nhead % groups, f"kv_heads={groups} does not divide nhead={nhead}"),
-            (
-                rotary and head_dim % 2,
-                f"rotary=True needs an even number of channels a head, got {head_dim}; change dim_d",
-            ),
-            (local_window and causal, f"local_window={local_window} is for encoders; with causal=True use block_size"),
-            (
-                local_window and (full_attention or attention in ("full", "none")),
-                f"local_window={local_window} has no meaning with attention={('full' if full_attention else attention)!r}",
-            ),
-            (
-                attention == "local" and not causal and not local_window,
-                "attention='local' needs local_window, the positions of a block",
-            ),
-            (
-                block_size is not None and not causal,
-                f"block_size={block_size} is for causal=True; encoders take local_window",
-            ),
-            (reversible and norm != "pre", f"reversible=True needs norm='pre', got norm={norm!r}"),
-            (
-                reversible and ff_intermediate is not None,
-                f"reversible=True needs one width throughout, got ff_intermediate={ff_intermediate}",
-            ),
-            (
-                reversible and checkpoint_level == "C1",
-                "reversible=True recomputes each branch already; use checkpoint_level='C0', or 'C2' for each head too",
-            ),
-            (
-                not isinstance(method, str) and parameter_sharing != "layerwise",
-                f"a method of your own is one for all layers, got parameter_sharing={parameter_sharing!r}; use 'layerwise'",
-            ),
-            (
-                cross_attention != "same" and not context_size,
-                f"cross_attention={cross_attention!r} has no meaning without a context; give context_size",
-            ),
-            (
-                context_k is not None and not context_size,
-                f"context_k={context_k} has no meaning without a context; give context_size",
-            ),
-            (
-                not isinstance(method, str) and context_size and cross_attention != "full",
-                f"a method of your own is for self-attention, got context_size={context_size}; use a named method, or "
-                "cross_attention='full'",
-            ),
-            (
-                ff_intermediate is not None and not include_ff,
-                f"ff_intermediate={ff_intermediate} has no meaning with include_ff=False",
-            ),
-        ):
-            if wrong:
-                raise ValueError(message)
-        attention = "full" if full_attention else attention
-
-        self.input_size, self.channels, self.depth, self.nhead = input_size, channels, depth, nhead
-        self.head_dim, self.causal, self.attention, self.rotary = head_dim, causal, attention, rotary
-        self.checkpoint_level, self.reversible = checkpoint_level, reversible
-        self.context_size, self.context_channels = context_size, context_channels or channels
-
-        # What the projections of self-attention shorten: the whole input, or one block of a causal stack.
-        length, totals = input_size, slots_per_layer(dim_k, depth, k_reduce_by_layer)
-        slots, across = totals, [min(context_k or k, context_size or k) for k in totals]
-        block = local_window
-        if causal and attention == "linformer":
-            length = block = block_sizes(input_size, totals[0], block_size)[0]
-            slots = [block_sizes(input_size, k, block)[1] for k in totals]
-        elif causal:
-            block = block_size or min(64, input_size)
-
-        def project(length: int, k: int) -> Projection:
-            made = make_projection(length, k, heads=groups, sharing=parameter_sharing, method=method, start=start)
-            if made.max_len != length or made.k < k or made.heads not in (1, groups):
-                raise ValueError(
-                    f"method is a projection of {made.max_len} positions to {made.k} slots with {made.heads} heads, but this "
-                    f"stack needs one of {length} positions to {k} slots with 1 or {groups} heads"
-                )
-            return made
-
-        layerwise = parameter_sharing == "layerwise"
-        if cross_attention == "same":
-            cross_attention = "linformer" if attention == "linformer" else "full"
-        self.projection = project(length, max(slots)) if attention == "linformer" and layerwise else None
-        self.context_projection = (
-            project(context_size, max(across))
-            if cross_attention == "linformer" and layerwise and context_size
-            else None
-        )
-
-        def attend(width: int, length: int, slots: int, kind: str, **options: Any) -> Attention:
-            return Attention(
-                width,
-                heads=nhead,
-                head_dim=head_dim,
-                kv_heads=groups,
-                kind=kind,
-                projection=project(length, slots) if kind == "linformer" and not layerwise else None,
-                slots=slots,
-                dropout=dropout,
-                out_hidden=w_o_intermediate_dim,
-                bias=qkv_bias,
-                by_head=checkpoint_level == "C2",
-                **options,
-            )
-
-        inner = ff_intermediate or channels
-        self.layers = nn.ModuleList()
-        for i in range(depth):
-            width, out_width = (channels if i == 0 else inner), (channels if i == depth - 1 else inner)
-            mixing = LocalMixing(width, local_kernel, causal=causal) if local_kernel else None
-            own = None
-            if attention != "none":
-                own = attend(width, length, slots[i], attention, k=totals[i], block=block, causal=causal)
-            cross = None
-            if context_size:  # cross-attention is there whatever self-attention is: nothing else reads the context
-                cross = attend(width, context_size, across[i], cross_attention, context_channels=self.context_channels)
-            ff = None
-            if include_ff:
-                ff = FeedForward(width, dim_ff, out_width, dropout=dropout_ff, activation=activation, gated=gated)
-            self.layers.append(
-                Layer(i, width, out_width, norm, norm_eps, mixing=mixing, attention=own, cross=cross, ff=ff)
-            )
-        self.norm: nn.Module | None = nn.LayerNorm(channels, norm_eps) if norm == "pre" else None
+        self.input_size, self.channels = options.input_size, options.channels
+        self.depth, self.nhead, self.head_dim = options.depth, options.nhead, options.head_dim
+        self.causal, self.attention, self.rotary = options.causal, options.kind, options.rotary
+        self.checkpoint_level, self.reversible = options.checkpoint_level, options.reversible
+        self.context_size, self.context_channels = options.context_size, options.context_channels or options.channels
+        self.projection, self.context_projection, layers = build(options)
+        self.layers = nn.ModuleList(layers)
+        self.norm: nn.Module | None = nn.LayerNorm(self.channels, options.norm_eps) if options.norm == "pre" else None
 
     def forward(
         self,
@@ -314,10 +125,10 @@ class Linformer(nn.Module):
             if memory[0].keys.shape[0] != x.shape[0]:
                 raise ValueError(f"got a batch of {x.shape[0]} with a memory of {memory[0].keys.shape[0]} rows")
         trace = trace or Trace(need_weights=need_weights, need_hidden=False)
-        if memory is None and state is None and self._streams(x, trace):
-            from linformers import streaming  # which knows this class
-
-            return streaming.stream(self, x, mask)
+        if memory is None and state is None and self._goes_in_chunks(x, trace):
+            parts = self.parts()
+            step, n = parts.chunk_length(len(x)), x.shape[1]
+            return run_in_chunks(parts, x.split(step, 1), n, mask, torch.empty_like(x), step=step, whole=x)
         keep, undo = mask, None
         if mask is not None and self.causal:
             x, keep, undo = align_left(x, mask)
@@ -328,10 +139,10 @@ class Linformer(nn.Module):
             last = torch.arange(1, x.shape[1] + 1, device=x.device).expand(x.shape[0], -1)
             state.length = (last if keep is None else last.masked_fill(~keep, 0)).amax(1)
             for i, made in enumerate(memory or []):
-                state.layers[i].memory = made
-        if keep is not None and self.causal and not torch.compiler.is_compiling() and not has_holes(keep):
+                state.layers[i].memory, state.source = made, None
+        if keep is not None and self.causal and readable(keep) and not has_holes(keep):
             keep = None  # nothing real looks at what comes after it
-        call = Call(
+        run = Pass(
             keep=keep,
             projection=self.projection,
             rotate=rotary_positions(torch.arange(x.shape[1], device=x.device), self.head_dim) if self.rotary else None,
@@ -340,41 +151,47 @@ class Linformer(nn.Module):
             trace=trace,
         )
         # What has side effects must not be run again in the backward pass.
-        once = state is not None or call.trace.need_weights
-        x = self._run(x, [layer.branches(call) for layer in self._each()], call.trace, once, memory or ())
+        recompute = torch.is_grad_enabled() and state is None and not trace.need_weights
+        x = self._see_first(x, trace)
+        if self.reversible:
+            x = self._run_reversible(x, run, recompute)
+        else:
+            for layer in self._each():
+                x = trace.see(layer(x, run, recompute=recompute and self.checkpoint_level != "C0"))
+        x = x if self.norm is None else self.norm(x)
         if undo is not None:
             x = take(x, undo)
             trace.moves.pop()
-        return (x, call.trace.weights) if need_weights else x
+        return (x, trace.weights) if need_weights else x
 
-    def _run(
-        self,
-        x: Tensor,
-        branches: Sequence[Sequence[tuple[str, Run]]],
-        trace: Trace,
-        once: bool,
-        memory: Sequence[Memory] = (),
+    def _run_reversible(
+        self, x: Tensor, run: Pass, recompute: bool, states: Sequence[LayerState] | None = None
     ) -> Tensor:
-        """Send ``x`` through the branches of each layer, and the final norm."""
-        recompute = torch.is_grad_enabled() and not once
+        """Send ``x`` through all branches in turn; with ``states``, as a step of decoding."""
+        # What made the memory gets its gradients through the memory, from whoever called us.
+        made = ("cross.k_proj.", "cross.v_proj.", "cross.projection.")
+        tensors: list[Tensor] = [t for m in run.memories or () for t in (m.keys, m.values)]
+        tensors += [p for layer in self._each() for n, p in layer.named_parameters() if not n.startswith(made)]
+        if self.projection is not None:
+            tensors += self.projection.parameters()
+        branches = [
+            partial(
+                layer.normed_branch,
+                name=name,
+                run=run,
+                state=None if states is None else states[i],
+                recompute=self.checkpoint_level == "C2",
+            )
+            for i, layer in enumerate(self._each())
+            for name in layer.branches
+        ]
+        return run_reversible(x, branches, tensors, recompute)
+
+    def _see_first(self, x: Tensor, trace: Trace) -> Tensor:
+        """Record the input of the first layer, if hidden states are asked for."""
         if trace.need_hidden and self.reversible:
             raise ValueError("a reversible stack keeps no hidden states; build it with reversible=False to see them")
-        x = trace.see(x)
-        if self.reversible:
-            # What made the memory gets its gradients through the memory, from whoever called us.
-            made = ("cross.k_proj.", "cross.v_proj.", "cross.projection.")
-            tensors: list[Tensor] = [t for m in memory for t in (m.keys, m.values)]
-            tensors += [p for layer in self._each() for n, p in layer.named_parameters() if not n.startswith(made)]
-            if self.projection is not None:
-                tensors += self.projection.parameters()
-            pairs = zip(self._each(), branches, strict=True)
-            deep = self.checkpoint_level == "C2"
-            steps = [layer.normed(name, run, deep) for layer, own in pairs for name, run in own]
-            x = run_reversible(x, steps, tensors, recompute)
-        else:
-            for layer, own in zip(self._each(), branches, strict=True):
-                x = trace.see(layer(x, own, recompute and self.checkpoint_level != "C0"))
-        return x if self.norm is None else self.norm(x)
+        return trace.see(x)
 
     def _each(self) -> Iterator[Layer]:
         return iter(self.layers)  # type: ignore[arg-type]
@@ -426,12 +243,15 @@ class Linformer(nn.Module):
                 "input_size, or start a new state from the last part of the text"
             )
         rotate = rotary_positions(state.length[:, None], self.head_dim) if self.rotary else None
-        branches = [
-            layer.step_branches(layer_state, rotate, keep, trace)
-            for layer, layer_state in zip(self._each(), state.layers, strict=True)
-        ]
+        run = Pass(keep=keep, rotate=rotate, trace=trace)
         state.length = state.length + (1 if keep is None else keep.long())
-        return self._run(x, branches, trace, once=True)
+        x = self._see_first(x, trace)
+        if self.reversible:
+            x = self._run_reversible(x, run, False, state.layers)
+        else:
+            for layer, layer_state in zip(self._each(), state.layers, strict=True):
+                x = trace.see(layer(x, run, layer_state))
+        return x if self.norm is None else self.norm(x)
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
         """Change ``input_size`` or ``dim_k`` in place; see :func:`linformers.resample`."""
@@ -456,15 +276,37 @@ class Linformer(nn.Module):
             attention.k = attention.slots * length // attention.block if self.causal else attention.slots
         self.input_size = length
 
-    def _streams(self, x: Tensor, trace: Trace) -> bool:
-        """Whether running in pieces gives the same and is faster: long inputs, without gradients, where nobody looks inside."""
+    def parts(self) -> Parts:
+        """What :mod:`linformers.models.chunks` runs."""
+        return Parts([*self._each()], self.projection, self.norm, self.head_dim if self.rotary else 0)
+
+    def obstacle_to_chunks(self) -> str | None:
+        """Why this stack cannot run in chunks; None if it can."""
+        attention = next(self._each()).attention
+        for found, why in (
+            (self.training, "it is in training mode, and this is for inference; call eval() first"),
+            (self.causal, "causal=True; a causal model reads a long text step by step, see LinformerLM.stream"),
+            (self.reversible, "reversible=True runs two streams of rows"),
+            (self.attention in ("full", "local"), f"attention={self.attention!r} needs exact keys"),
+            (attention is not None and attention.block > 0, "local_window needs exact keys of neighbouring blocks"),
+            (self.context_size is not None, "it has cross-attention (context_size)"),
+            (
+                any(is_watched(module) for module in self.modules() if isinstance(module, Projection)),
+                "there are hooks on a projection, which sees no chunk; remove them first",
+            ),
+        ):
+            if found:
+                return why
+        return None
+
+    def _goes_in_chunks(self, x: Tensor, trace: Trace) -> bool:
+        """Whether running in chunks gives the same and is faster: long inputs, without gradients, where no hook looks inside."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.training or not len(x):
             return False
-        from linformers import streaming
-
-        if trace.need_weights or trace.need_hidden or x.shape[1] < 2 * streaming.piece_length(self, len(x)):
+        if trace.need_weights or trace.need_hidden or x.shape[1] < 2 * self.parts().chunk_length(len(x)):
             return False
-        return not any(map(is_watched, self.layers.modules())) and streaming.obstacle(self) is None
+        inside = (module for module in self.modules() if module is not self)
+        return not any(map(is_watched, inside)) and self.obstacle_to_chunks() is None
 
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[2] != self.channels:

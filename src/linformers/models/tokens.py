@@ -5,27 +5,20 @@ Masks: True where a token is real.
 """
 
 from collections.abc import Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linformers.checks import at_least_one, one_of
-from linformers.models.options import LinformerOptions
+from linformers.models.options import StackOptions, TokenOptions, arguments, takes
 from linformers.models.stack import Linformer
 from linformers.nn.feedforward import Dropout
 from linformers.nn.layer import Trace
 from linformers.nn.memory import Memory
 from linformers.nn.positions import SinusoidalPositions
 from linformers.nn.state import DecodingState
-from linformers.ops.masks import align_left, check_mask, take
-
-POSITIONS = ("sinusoidal", "learned", "rotary", "none")
-
-
-# What the text models use where the caller says nothing; docs/decisions.md says why.
-TEXT_DEFAULTS: LinformerOptions = {"norm": "pre", "local_kernel": 5}
+from linformers.ops.masks import align_left, check_mask, readable, take
 
 
 class TokenStack(nn.Module):
@@ -42,31 +35,19 @@ class TokenStack(nn.Module):
         options: those of :class:`Linformer`.
     """
 
-    def __init__(
-        self,
-        num_tokens: int,
-        input_size: int,
-        channels: int,
-        dim_k: int | Sequence[int] = 64,
-        *,
-        emb_dim: int | None = None,
-        positions: str = "sinusoidal",
-        dropout_tokens: float = 0.1,
-        **options: Unpack[LinformerOptions],
-    ) -> None:
+    @takes(TokenOptions)
+    def __init__(self, options: TokenOptions) -> None:
         super().__init__()
-        at_least_one(num_tokens=num_tokens, emb_dim=emb_dim)
-        one_of("positions", positions, POSITIONS)
-        self.input_size, self.emb_dim = input_size, emb_dim or channels
-        self.token_emb = nn.Embedding(num_tokens, self.emb_dim)
+        channels = options.channels
+        self.input_size, self.emb_dim = options.input_size, options.emb_dim or channels
+        self.token_emb = nn.Embedding(options.num_tokens, self.emb_dim)
         self.pos_emb: nn.Module | None = None
-        if positions == "sinusoidal":
+        if options.positions == "sinusoidal":
             self.pos_emb = SinusoidalPositions(self.emb_dim)
-        elif positions == "learned":
-            self.pos_emb = nn.Embedding(input_size, self.emb_dim)
-        self.dropout_tokens = Dropout(dropout_tokens)
-        rotary: LinformerOptions = {"rotary": True} if positions == "rotary" else {}
-        self.linformer = Linformer(input_size, channels, dim_k, **(TEXT_DEFAULTS | rotary | options))
+        elif options.positions == "learned":
+            self.pos_emb = nn.Embedding(options.input_size, self.emb_dim)
+        self.dropout_tokens = Dropout(options.dropout_tokens)
+        self.linformer = Linformer(**arguments(options, StackOptions))
         self.project_in = nn.Linear(self.emb_dim, channels) if self.emb_dim != channels else None
         self.project_out = nn.Linear(channels, self.emb_dim) if self.emb_dim != channels else None
 
@@ -111,6 +92,11 @@ class TokenStack(nn.Module):
 
     def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
         """The next token of each row, ``(b,)``, to its features, ``(b, emb_dim)``; ``keep`` ``(b,)`` lets rows pause."""
+        if tokens.shape != state.length.shape:
+            raise ValueError(
+                f"expected one token id a row, of shape ({len(state.length)},) as the state, got {tuple(tokens.shape)}"
+            )
+        self.check_ids(tokens)
         return self.run_step(self.token_emb(tokens.long()), state, keep)
 
     def run_step(
@@ -141,10 +127,14 @@ class TokenStack(nn.Module):
         """Raise a ValueError for ids and masks that cannot be right; the values of ids only where nothing is compiled."""
         if tokens.dim() != 2:
             raise ValueError(f"expected token ids of shape (batch, length), got {tuple(tokens.shape)}")
+        check_mask(mask, tuple(tokens.shape))
+        self.check_ids(tokens)
+
+    def check_ids(self, tokens: Tensor) -> None:
+        """Raise a ValueError for ids, of any shape, that are not in the vocabulary."""
         if tokens.is_floating_point() or tokens.dtype == torch.bool:
             raise ValueError(f"token ids must be integers, got {tokens.dtype}; try tokens.long()")
-        check_mask(mask, tuple(tokens.shape))
-        if not torch.compiler.is_compiling() and tokens.numel():
+        if readable(tokens) and tokens.numel():
             low, high = int(tokens.min()), int(tokens.max())
             if low < 0 or high >= self.num_tokens:
                 wrong = low if low < 0 else high

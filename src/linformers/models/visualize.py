@@ -59,7 +59,7 @@ class Visualizer:
 
         Returns:
             For each stack, by name, the weights of its layers, ``(b, h, n, m)``: the slots first (:meth:`slots` says how many), then
-            the exact keys, see :meth:`linformers.layers.Attention.forward`; those of cross-attention under the name and
+            the exact keys, see :meth:`linformers.nn.attention.Attention.forward`; those of cross-attention under the name and
             ``" (cross)"``.
         """
         return self._look(inputs, options)[0]

@@ -1,28 +1,28 @@
-"""The parts of a layer: attention with separate linear maps, feed-forward, local mixing, positions.
+"""``Attention``: the attention of a layer of a stack, with its linear maps as modules of their own.
 
 Axes: b batch, h heads, g key/value heads, n positions, s context positions, k slots, d channels of a head, ch channels of the model.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
-
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from linformers.nn.core import attend_to_own
+from linformers.nn.core import (
+    Attended,
+    How,
+    Maps,
+    attend_everything,
+    attend_heads,
+    attend_to_slots,
+    look_up,
+)
 from linformers.nn.feedforward import Dropout
-from linformers.nn.memory import Memory, Shortener, compress_finished, shorten
+from linformers.nn.memory import Memory, MemoryInChunks, make_memory
 from linformers.nn.positions import Rotate
 from linformers.nn.state import CausalState
-from linformers.ops.blocks import attend_blocks, attend_blocks_with_weights
-from linformers.ops.cpu import by_rows
-from linformers.ops.heads import split_heads
-from linformers.ops.linformer import View, all_slots, attend, attend_with_weights
+from linformers.ops.heads import join_heads, to_heads
 from linformers.ops.masks import blank
-from linformers.projections.base import KEY, VALUE, Projection
+from linformers.ops.views import View, all_slots
+from linformers.projections.base import Projection
 from linformers.projections.pooling import Mean
 
 
@@ -91,8 +91,8 @@ class Attention(nn.Module):
         state: CausalState | None = None,
         length: Tensor | None = None,
         need_weights: bool = False,
-        views: Sequence[View] = (),
-    ) -> tuple[Tensor, Tensor | None]:
+        views: tuple[View, ...] = (),
+    ) -> Attended:
         """Self-attention.
 
         Args:
@@ -102,100 +102,103 @@ class Attention(nn.Module):
             rotate: turns queries and keys by their positions.
             state: filled with what decoding needs after each row's first ``length`` tokens.
             need_weights: also return the weights.
-            views: how they are to be shown; see :func:`linformers.functional.seen_through`.
+            views: how they are to be shown; see :func:`linformers.ops.views.seen_through`.
 
         Returns:
             ``(b, n, ch)``, and the weights: ``(b, h, n, k)``, with a window or causal also the exact neighbours (see
-            :func:`linformers.blocks.attend_blocks_with_weights`), with full attention ``(b, h, n, n)``.
+            :func:`linformers.ops.blocks.attend_blocks_with_weights`), with full attention ``(b, h, n, n)``.
         """
-        projection = projection if self.projection is None else self.projection
-        if self.kind == "linformer" and not self.causal and not self.block:
-            plain = keep is None and rotate is None and not (need_weights or self.by_head or self._dropout())
-            if plain and self.kv_heads == self.heads:
-                maps = self.q_proj, self.k_proj, self.v_proj, self.out_proj
-                out = attend_to_own(x, *maps, projection, heads=self.heads, slots=self.slots)
-                if out is not None:
-                    return self.out_dropout(out), None
-            memory = self._shorten(x, keep, projection, rotate)
-            if need_weights or rotate is not None:
-                return self.look_up(x, memory, need_weights, rotate, views)
-            random = self.training and self.dropout > 0
-            return by_rows(lambda rows: self.look_up(rows, memory)[0], x, recompute=self.by_head, random=random), None
-        q = self._split(self.q_proj(x), self.heads)
-        q = q if rotate is None else rotate(q)
-        k, v = self._split(self.k_proj(x), self.kv_heads), self._split(self.v_proj(x), self.kv_heads)
-        k = k if rotate is None else rotate(k)
+        how = self._how(need_weights, views)
+        if self.kind == "linformer" and not self.block:
+            out, weights = attend_to_slots(
+                x,
+                Maps(self.q_proj, self.k_proj, self.v_proj, self.out_proj),
+                self._projection(projection),
+                heads=self.heads,
+                kv_heads=self.kv_heads,
+                keep=keep,
+                slots=self.slots,
+                rotate=rotate,
+                how=how,
+            )
+            return self.out_dropout(out), weights
+        q, k, v = self._heads(x, rotate)
         if keep is not None:
             k, v = (blank(t, keep[:, None]) for t in (k, v))
         if state is not None and length is not None:
             state.prefill(k, v, length, keep)
         if self.kind == "full":
-            return self._attend_full(q, k, v, keep, need_weights, views)
-        return self._attend_blocks(q, k, v, keep, projection, need_weights, views)
+            out, weights = attend_everything(q, k, v, keep=keep, causal=self.causal, how=how)
+        else:
+            found = self._projection(projection) if self.kind == "linformer" else None
+            out, weights = attend_heads(
+                q, k, v, found, keep=keep, slots=self.slots, block=self.block, causal=self.causal, how=how
+            )
+        return self._output(join_heads(out)), weights
 
     def memory(self, context: Tensor, keep: Tensor | None = None, projection: Projection | None = None) -> Memory:
         """Prepare a context ``(b, s, ch)`` with ``keep`` ``(b, s)`` for :meth:`look_up`; needed once for any number of queries."""
-        projection = projection if self.projection is None else self.projection
         if self.kind == "linformer":
-            return self._shorten(context, keep, projection, None)
-        k, v = (self._split(to(context), self.kv_heads) for to in (self.k_proj, self.v_proj))
+            maps, shortens = (self.k_proj, self.v_proj), self._projection(projection)
+            return make_memory(context, context, *maps, shortens, heads=self.kv_heads, keep=keep, k=self.slots)
+        k, v = (to_heads(to(context), self.kv_heads) for to in (self.k_proj, self.v_proj))
         if keep is not None:
             k, v = (blank(t, keep[:, None]) for t in (k, v))
         return Memory(k, v, keep)
+
+    def memory_in_chunks(self, length: int, projection: Projection | None, rotary: bool = False) -> MemoryInChunks:
+        """What makes the memory of a whole sequence of ``length`` from chunks of it."""
+        maps, shortens = (self.k_proj, self.v_proj), self._projection(projection)
+        return MemoryInChunks(*maps, shortens, heads=self.kv_heads, length=length, k=self.slots, rotary=rotary)
 
     def look_up(
         self,
         x: Tensor,
         memory: Memory,
-        need_weights: bool = False,
+        *,
         rotate: Rotate | None = None,
-        views: Sequence[View] = (),
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attention of ``x`` ``(b, n, ch)`` to a context, or to its own sequence as :meth:`shortener` made it."""
-        q = self._split(self.q_proj(x), self.heads)
-        return self._attend_memory(q if rotate is None else rotate(q), memory, need_weights, views)
-
-    def shortener(self, length: int, projection: Projection | None, rotary: bool = False) -> Shortener:
-        """What makes the memory of a whole sequence of ``length`` from pieces of it."""
-        projection = projection if self.projection is None else self.projection
-        if projection is None:
-            raise TypeError("this attention has no projection of its own; hand it one")
-        return Shortener(
-            self.k_proj, self.v_proj, projection, heads=self.kv_heads, length=length, k=self.slots, rotary=rotary
-        )
+        need_weights: bool = False,
+        views: tuple[View, ...] = (),
+    ) -> Attended:
+        """Attention of ``x`` ``(b, n, ch)`` to a context, or to its own sequence as :meth:`memory_in_chunks` made it."""
+        q = to_heads(self.q_proj(x), self.heads)
+        out, weights = look_up(q if rotate is None else rotate(q), memory, None, self._how(need_weights, views))
+        return self._output(join_heads(out)), weights
 
     def step(
         self,
         x: Tensor,
         state: CausalState,
+        *,
         rotate: Rotate | None = None,
         keep: Tensor | None = None,
         need_weights: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Attended:
         """One token a row, ``(b, 1, ch)``, after what ``state`` has seen; ``keep`` ``(b,)`` is False for rows that pause."""
-        q = self._split(self.q_proj(x), self.heads)
-        k, v = self._split(self.k_proj(x), self.kv_heads), self._split(self.v_proj(x), self.kv_heads)
-        if rotate is not None:
-            q, k = rotate(q), rotate(k)
-        if not need_weights:
-            return self._merge(state.step(q, k, v, keep)), None
-        if self.kind == "full":  # the one block of its state is the whole sequence
-            room = state.projection.max_len
-            used = int((state.length + (1 if keep is None else keep.long())).max())
-            own = View(
-                lambda weights: weights[..., room : room + used],
-                lambda weights: F.pad(weights, (room, room - used)),
-            )
-            out, weights = state.step_with_weights(q, k, v, keep, (own,))
-        else:
-            slots = all_slots(state.slot_keys.shape[2], self.k if self.kind == "linformer" else 0)
-            out, weights = state.step_with_weights(q, k, v, keep, slots)
-        return self._merge(out), weights
+        q, k, v = self._heads(x, rotate)
+        state.append(k, v, keep)
+        views = self._views_of_step(state) if need_weights else ()
+        out, weights = look_up(q, state.seen(), None, How(need_weights=need_weights, views=views))
+        return self._output(join_heads(out)), weights
+
+    def _views_of_step(self, state: CausalState) -> tuple[View, ...]:
+        """The weights of a step in the order of those of a pass."""
+        ordered = state.by_position(self.heads)
+        if self.kind != "full":
+            return (ordered, *all_slots(state.slot_keys.shape[2], self.k if self.kind == "linformer" else 0))
+        room, used = (
+            state.projection.max_len,
+            int(state.length.max()),
+        )  # the one block of its state is the whole sequence
+        whole = View(lambda w: w[..., room : room + used], lambda w: F.pad(w, (room, room - used)))
+        return ordered, whole
 
     def new_state(self, batch: int, max_len: int, projection: Projection | None, like: Tensor) -> CausalState:
         """An empty decoding state for up to ``max_len`` tokens, in the device and dtype of ``like``."""
-        projection, slots = projection if self.projection is None else self.projection, self.slots
-        if self.kind != "linformer" or projection is None:  # exact keys only: of two blocks, or of everything
+        slots = self.slots
+        if self.kind == "linformer":
+            projection = self._projection(projection)
+        else:  # exact keys only: of two blocks, or of everything
             projection, slots = Mean(self.block if self.kind == "local" else max_len, 1), 0
         return CausalState.empty(
             projection,
@@ -208,106 +211,21 @@ class Attention(nn.Module):
             dtype=like.dtype,
         )
 
-    def _shorten(self, x: Tensor, keep: Tensor | None, projection: Projection | None, rotate: Rotate | None) -> Memory:
-        heads, slots = self.kv_heads, self.slots
-        if projection is None:
+    def _projection(self, handed: Projection | None) -> Projection:
+        """The layer's own projection, or the one of all layers."""
+        if (projection := handed if self.projection is None else self.projection) is None:
             raise TypeError("this attention has no projection of its own; hand it one")
-        short = shorten(x, x, self.k_proj, self.v_proj, projection, heads=heads, keep=keep, k=slots, rotate=rotate)
-        return Memory(*short)
+        return projection
 
-    def _attend_memory(
-        self, q: Tensor, memory: Memory, need_weights: bool, views: Sequence[View]
-    ) -> tuple[Tensor, Tensor | None]:
-        keys, values, keep = memory
-        if need_weights:
-            slots = all_slots(keys.shape[2], self.k) if self.kind == "linformer" else ()
-            out, weights = attend_with_weights(q, keys, values, keep, self._dropout(), (*slots, *views))
-            return self._merge(out), weights
-        return self._merge(self._heads(lambda q, k, v: attend(q, k, v, keep, self._dropout()), q, keys, values)), None
+    def _heads(self, x: Tensor, rotate: Rotate | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries ``(b, h, n, d)``, keys and values ``(b, g, n, d)``."""
+        q = to_heads(self.q_proj(x), self.heads)
+        k, v = (to_heads(to(x), self.kv_heads) for to in (self.k_proj, self.v_proj))
+        return (q, k, v) if rotate is None else (rotate(q), rotate(k), v)
 
-    def _attend_full(
-        self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, need_weights: bool, views: Sequence[View]
-    ) -> tuple[Tensor, Tensor | None]:
-        n = q.shape[2]
-        mask = None if keep is None else keep[:, None, None]
-        if self.causal and (keep is not None or need_weights or (self._dropout() and q.device.type == "cpu")):
-            past = torch.ones(1, 1, n, n, dtype=torch.bool, device=q.device).tril()
-            mask = past if mask is None else past & mask
-        if need_weights:
-            out, weights = attend_with_weights(q, k, v, mask, self._dropout(), views)
-            return self._merge(out), weights
-        causal = self.causal and mask is None
+    def _output(self, x: Tensor) -> Tensor:
+        return self.out_dropout(self.out_proj(x))
 
-        def core(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            if not causal:
-                return attend(q, k, v, mask, self._dropout())
-            gqa = k.shape[1] != q.shape[1]
-            return F.scaled_dot_product_attention(q, k, v, None, self._dropout(), is_causal=True, enable_gqa=gqa)
-
-        return self._merge(self._heads(core, q, k, v)), None
-
-    def _attend_blocks(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        keep: Tensor | None,
-        projection: Projection | None,
-        need_weights: bool,
-        views: Sequence[View],
-    ) -> tuple[Tensor, Tensor | None]:
-        slot_k, slot_v, slot_keep = k[:, :, :0], v[:, :, :0], None
-        per_block: int | None = 0 if self.causal else None
-        if self.kind == "linformer":
-            if projection is None:
-                raise TypeError("this attention has no projection of its own; hand it one")
-            if self.causal:
-                per_block = self.slots
-                slot_k, slot_v, slot_keep = compress_finished(k, v, projection, self.slots, keep)
-            else:
-                slot_k, slot_v, slot_keep = self._slots_of_heads(k, v, projection, keep)
-
-        pattern: dict[str, Any] = {
-            "block": self.block,
-            "slots_per_block": per_block,
-            "keep": keep,
-            "slot_keep": slot_keep,
-            "dropout": self._dropout(),
-        }
-        if not need_weights:
-            return self._merge(self._heads(partial(attend_blocks, **pattern), q, k, v, slot_k, slot_v)), None
-        slots = all_slots(slot_k.shape[2], self.k if self.kind == "linformer" else 0)
-        out, weights = attend_blocks_with_weights(q, k, v, slot_k, slot_v, **pattern, views=(*slots, *views))
-        return self._merge(out), weights
-
-    def _slots_of_heads(
-        self, k: Tensor, v: Tensor, projection: Projection, keep: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Shorten keys and values that have been computed already, because their neighbours need them exactly."""
-        if projection.heads == 1:
-            k, v = (t.transpose(1, 2).flatten(2)[:, None] for t in (k, v))
-        keys, values = (projection(t, keep, part, self.slots) for t, part in ((k, KEY), (v, VALUE)))
-        kept = None if keys.keep is None else keys.keep.expand(k.shape[0], -1)
-        return split_heads(keys.content, self.kv_heads), split_heads(values.content, self.kv_heads), kept
-
-    def _heads(self, core: Callable[..., Tensor], q: Tensor, *others: Tensor) -> Tensor:
-        """Run ``core`` for all heads at once, or for one after the other, each to be recomputed in the backward pass."""
-        recompute = torch.is_grad_enabled()
-        # Without gradients it is only for the order of random numbers: a reversible stack runs so first, and then again.
-        if not self.by_head or not (recompute or self._dropout()):
-            return core(q, *others)
-        group = self.heads // self.kv_heads
-        outputs = []
-        for i in range(self.heads):
-            own = (q[:, i : i + 1], *(t[:, i // group : i // group + 1] for t in others))
-            outputs.append(checkpoint(core, *own, use_reentrant=False) if recompute else core(*own))
-        return torch.cat(outputs, 1)
-
-    def _split(self, x: Tensor, heads: int) -> Tensor:  # (b, n, h d) -> (b, h, n, d)
-        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-    def _merge(self, x: Tensor) -> Tensor:  # (b, h, n, d) -> (b, n, ch)
-        return self.out_dropout(self.out_proj(x.transpose(1, 2).flatten(2)))
-
-    def _dropout(self) -> float:
-        return self.dropout if self.training else 0.0
+    def _how(self, need_weights: bool, views: tuple[View, ...]) -> How:
+        columns = self.k if self.kind == "linformer" else None
+        return How(self.dropout if self.training else 0.0, need_weights, columns, self.by_head, views)

@@ -12,7 +12,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu": F.
 
 
 class Dropout(nn.Dropout):
-    """``nn.Dropout``, faster on the CPU; see :func:`linformers.functional.drop`."""
+    """``nn.Dropout``, faster on the CPU; see :func:`linformers.ops.cpu.drop`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return drop(x, self.p) if self.training and self.p else x

@@ -1,4 +1,4 @@
-"""One layer of a stack: its residual branches, and what it remembers while decoding.
+"""One layer of a stack: local mixing, self-attention, cross-attention and feed-forward, each a residual branch.
 
 Axes: b batch, h heads, n positions, k slots, ch channels.
 """
@@ -18,21 +18,21 @@ from linformers.nn.mixing import LocalMixing
 from linformers.nn.positions import Rotate
 from linformers.nn.state import DecodingState, LayerState
 from linformers.ops.cpu import by_rows
-from linformers.ops.linformer import View, seen_through
-from linformers.ops.masks import blank, reordered
+from linformers.ops.masks import blank
+from linformers.ops.views import View, reordered, seen_through
 from linformers.projections.base import Projection
 
-Run = Callable[[Tensor], Tensor]
+BRANCHES = ("mixing", "attention", "cross", "ff")
 
 
 @dataclass
 class Trace:
-    """What a pass shows of its inside to those who ask: give it to ``forward`` or ``step``, and look at it afterwards.
+    """Optional record of weights and hidden states: give it to ``forward`` or ``step``, and read it afterwards.
 
     Attributes:
         need_weights: ask for the attention weights.
         need_hidden: ask for the hidden states.
-        weights: of each layer, ``(b, h, n, k)``, see :meth:`linformers.layers.Attention.forward`.
+        weights: of each layer, ``(b, h, n, k)``, see :meth:`linformers.nn.attention.Attention.forward`.
         cross_weights: of each layer with cross-attention, ``(b, h, n, k)``, or ``(b, h, n, s)`` if it is full.
         hidden: the input of the first layer, and the output of each, ``(b, n, ch)``; the last before any final norm.
         moves: while a pass runs, how to take its positions back to the caller's order, ``(b, n)``, the outermost first.
@@ -63,8 +63,17 @@ class Trace:
 
 
 @dataclass
-class Call:
-    """What the layers need to know about one pass over a whole sequence, and where they write what they find out."""
+class Pass:
+    """What the layers of a stack are handed for one pass over whole sequences, or for one step of decoding.
+
+    Attributes:
+        keep: ``(b, n)``, True where a token is real; in a step ``(b,)``, False for rows that pause.
+        projection: the stack's, for layers that have none of their own.
+        rotate: turns queries and keys by their positions.
+        memories: the context of each layer's cross-attention.
+        state: of decoding; a pass over whole sequences fills it, a step goes on from it.
+        trace: what to record.
+    """
 
     keep: Tensor | None = None
     projection: Projection | None = None
@@ -101,24 +110,31 @@ class Layer(nn.Module):
         super().__init__()
         self.index, self.channels, self.pre = index, channels, norm == "pre"
         self.mixing, self.attention, self.cross, self.ff = mixing, attention, cross, ff
-        present = {"mixing": mixing, "attention": attention, "cross": cross, "ff": ff}
         self.norms = nn.ModuleDict(
             {
                 name: nn.LayerNorm(out_channels if name == "ff" and norm == "post" else channels, norm_eps)
-                for name, branch in present.items()
-                if branch is not None
+                for name in BRANCHES
+                if getattr(self, name) is not None
             }
         )
+        # Maps the residual to another width; its name is that of saved files.
         self.resample = nn.Linear(channels, out_channels) if out_channels != channels else None
 
-    def forward(self, x: Tensor, branches: Sequence[tuple[str, Run]], recompute: bool = False) -> Tensor:
-        """Send ``x`` ``(b, n, ch)`` through the branches that :meth:`branches` or :meth:`step_branches` made.
+    @property
+    def branches(self) -> list[str]:
+        """The names of the branches that this layer has, in order."""
+        return [name for name in BRANCHES if getattr(self, name) is not None]
+
+    def forward(self, x: Tensor, run: Pass, state: LayerState | None = None, recompute: bool = False) -> Tensor:
+        """Send whole sequences ``(b, n, ch)`` through the branches; with a ``state``, one token a row (:meth:`step`).
 
         Args:
             recompute: keep no activations inside a branch, but compute them again in the backward pass.
         """
-        for name, run in branches:
-            branch = partial(self.residual, name=name, run=run)
+        if state is not None:  # through here, so that hooks on the layer see every step
+            return self.step(x, state, run)
+        for name in self.branches:
+            branch = partial(self._residual, name=name, run=run)
             if not recompute:
                 x = branch(x)
             elif name == "ff":
@@ -127,105 +143,105 @@ class Layer(nn.Module):
                 x = checkpoint(branch, x, use_reentrant=False)
         return x
 
-    def branches(self, call: Call) -> list[tuple[str, Run]]:
-        """The branches of a pass over whole sequences, in order, each a function of its input ``(b, n, ch)``."""
-        state = LayerState() if call.state is None else call.state.layers[self.index]
-        length = None if call.state is None else call.state.length
-        trace = call.trace
-        found: list[tuple[str, Run]] = []
-        if (mixing := self.mixing) is not None:
+    def step(self, x: Tensor, state: LayerState, run: Pass) -> Tensor:
+        """Send one token a row, ``(b, 1, ch)``, through the branches, after what ``state`` has seen."""
+        for name in self.branches:
+            x = self._residual(x, name, run, state)
+        return x
 
-            def mix(x: Tensor) -> Tensor:
-                if length is not None:
-                    state.past = mixing.past(blank(x, call.keep), length)
-                return mixing(x, call.keep)
+    def mix_rows(self, x: Tensor, keep: Tensor | None) -> Tensor:
+        """The branch of local mixing alone, of rows ``(b, c, ch)`` with their neighbours."""
+        return x if self.mixing is None else self._residual(x, "mixing", Pass(keep=keep))
 
-            found.append(("mixing", mix))
-        if (attention := self.attention) is not None:
+    def attend_rows(self, x: Tensor, memory: Memory | None, rotate: Rotate | None = None) -> Tensor:
+        """The branches after local mixing, of rows ``(b, c, ch)`` of an input whose memory is there already."""
+        if (attention := self.attention) is not None and memory is not None:
+            x = self._add(x, "attention", lambda y: attention.look_up(y, memory, rotate=rotate)[0])
+        return x if self.ff is None else self._add(x, "ff", self.ff)
 
-            def attend(x: Tensor) -> Tensor:
-                out, weights = attention(
-                    x,
-                    call.keep,
-                    projection=call.projection,
-                    rotate=call.rotate,
-                    state=state.attention,
-                    length=length,
-                    need_weights=trace.need_weights,
-                    views=trace.views(2, 3) if attention.kind == "full" else trace.views(2),
-                )
-                if trace.need_weights:
-                    trace.weights.append(weights)
-                return out
-
-            found.append(("attention", attend))
-        if (cross := self.cross) is not None:
-            if call.memories is None:
-                raise ValueError("this stack has cross-attention (context_size); hand forward its memory")
-            memory = call.memories[self.index]
-
-            def look_up(x: Tensor) -> Tensor:
-                out, weights = cross.look_up(x, memory, trace.need_weights, views=trace.views(2))
-                if trace.need_weights:
-                    trace.cross_weights.append(weights)
-                return out
-
-            found.append(("cross", look_up))
-        if self.ff is not None:
-            found.append(("ff", self.ff))
-        return found
-
-    def step_branches(
-        self, state: LayerState, rotate: Rotate | None, keep: Tensor | None, trace: Trace
-    ) -> list[tuple[str, Run]]:
-        """The branches of a step, each a function of one token a row, ``(b, 1, ch)``."""
-        found: list[tuple[str, Run]] = []
-        if (mixing := self.mixing) is not None and (past := state.past) is not None:
-
-            def mix(x: Tensor) -> Tensor:
-                out, after = mixing.step(x, past)
-                state.past = after if keep is None else torch.where(keep[:, None, None], after, past)
-                return out
-
-            found.append(("mixing", mix))
-        if (attention := self.attention) is not None and (seen := state.attention) is not None:
-
-            def attend(x: Tensor) -> Tensor:
-                out, weights = attention.step(x, seen, rotate, keep, trace.need_weights)
-                if trace.need_weights:
-                    trace.weights.append(weights)
-                return out
-
-            found.append(("attention", attend))
-        if (cross := self.cross) is not None:
-            if (memory := state.memory) is None:
-                raise ValueError("this state knows no memory to look up; first hand it to forward, with the memory")
-
-            def look_up(x: Tensor) -> Tensor:
-                out, weights = cross.look_up(x, memory, trace.need_weights)
-                if trace.need_weights:
-                    trace.cross_weights.append(weights)
-                return out
-
-            found.append(("cross", look_up))
-        if self.ff is not None:
-            found.append(("ff", self.ff))
-        return found
-
-    def residual(self, x: Tensor, name: str, run: Run) -> Tensor:
-        """Add a branch to its input, with its norm before or behind."""
-        norm = self.norms[name]
-        y = run(norm(x)) if self.pre else run(x)
-        x = self.resample(x) if name == "ff" and self.resample is not None else x
-        return x + y if self.pre else norm(x + y)
-
-    def normed(self, name: str, run: Run, recompute: bool = False) -> Run:
-        """The branch with its norm before it, without its input added: what a reversible stack needs.
+    def normed_branch(
+        self, x: Tensor, name: str, run: Pass, state: LayerState | None = None, recompute: bool = False
+    ) -> Tensor:
+        """A branch with its norm before it, without its input added: what a reversible stack needs.
 
         Args:
-            recompute: take the feed-forward layer in pieces, and keep no activations inside it.
+            recompute: take the feed-forward layer in chunks, and keep no activations inside it.
         """
         norm = self.norms[name]
         if name == "ff" and recompute:
-            return lambda x: by_rows(lambda rows: run(norm(rows)), x, recompute=True)
-        return lambda x: run(norm(x))
+            return by_rows(lambda rows: self._branch(norm(rows), name, run, state), x, recompute=True)
+        return self._branch(norm(x), name, run, state)
+
+    def _residual(self, x: Tensor, name: str, run: Pass, state: LayerState | None = None) -> Tensor:
+        return self._add(x, name, lambda y: self._branch(y, name, run, state))
+
+    def _add(self, x: Tensor, name: str, branch: Callable[[Tensor], Tensor]) -> Tensor:
+        """Add a branch to its input, with its norm before or after."""
+        norm = self.norms[name]
+        y = branch(norm(x)) if self.pre else branch(x)
+        x = self.resample(x) if name == "ff" and self.resample is not None else x
+        return x + y if self.pre else norm(x + y)
+
+    def _branch(self, x: Tensor, name: str, run: Pass, state: LayerState | None) -> Tensor:
+        """One branch, without its norm; with a ``state`` it is a step of decoding."""
+        match name:
+            case "mixing":
+                return self._mix(x, run, state)
+            case "attention":
+                return self._attend(x, run, state)
+            case "cross":
+                return self._cross(x, run, state)
+            case _:
+                return self.ff(x)  # type: ignore[misc]
+
+    def _mix(self, x: Tensor, run: Pass, state: LayerState | None) -> Tensor:
+        mixing: LocalMixing = self.mixing  # type: ignore[assignment]
+        if state is not None:
+            past: Tensor = state.past  # type: ignore[assignment]
+            out, after = mixing.step(x, past)
+            state.past = after if run.keep is None else torch.where(run.keep[:, None, None], after, past)
+            return out
+        if run.state is not None:
+            run.state.layers[self.index].past = mixing.past(blank(x, run.keep), run.state.length)
+        return mixing(x, run.keep)
+
+    def _attend(self, x: Tensor, run: Pass, state: LayerState | None) -> Tensor:
+        attention: Attention = self.attention  # type: ignore[assignment]
+        need_weights = run.trace.need_weights
+        if state is not None:
+            seen = state.attention
+            if seen is None:
+                raise ValueError("this state was not made for this stack; make it with new_state")
+            out, weights = attention.step(x, seen, rotate=run.rotate, keep=run.keep, need_weights=need_weights)
+        else:
+            filled = None if run.state is None else run.state.layers[self.index].attention
+            out, weights = attention(
+                x,
+                run.keep,
+                projection=run.projection,
+                rotate=run.rotate,
+                state=filled,
+                length=None if run.state is None else run.state.length,
+                need_weights=need_weights,
+                views=run.trace.views(2, 3) if attention.kind == "full" else run.trace.views(2),
+            )
+        if need_weights:
+            run.trace.weights.append(weights)
+        return out
+
+    def _cross(self, x: Tensor, run: Pass, state: LayerState | None) -> Tensor:
+        cross: Attention = self.cross  # type: ignore[assignment]
+        memory = None if state is None else state.memory
+        if run.memories is not None:
+            memory = run.memories[self.index]
+        if memory is None:
+            hint = (
+                "hand forward its memory, or LinformerLM the context"
+                if state is None
+                else "first hand it to forward, with the state"
+            )
+            raise ValueError(f"this stack has cross-attention (context_size) and no memory to look up; {hint}")
+        out, weights = cross.look_up(x, memory, need_weights=run.trace.need_weights, views=run.trace.views(2))
+        if run.trace.need_weights:
+            run.trace.cross_weights.append(weights)
+        return out

@@ -4,9 +4,12 @@ Axes: b batch, g key/value heads, s key positions, k slots, d channels in, e cha
 
 For a linear projection E and a map W with bias c, ``E (x W + 1 c) = (E x) W + (E 1) c``, exactly. Shortening first turns two
 products with s rows into two with k rows.
+
+A module that maps the channels is always called, unless it is a plain ``nn.Linear`` (:func:`linformers.watch.is_plain`). One that is
+linear but not plain (an adapter, parametrised, quantised) is called with s or with k rows. One with hooks, or with another ``forward``
+put into it, is called with all s positions: a hook sees, and may change, the keys and values of every position, as it does in full attention.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -15,6 +18,7 @@ from torch import Tensor, nn
 
 from linformers.ops.heads import to_heads
 from linformers.projections.base import Projection, Slots
+from linformers.watch import is_plain, is_watched_inside
 
 
 class Affine(NamedTuple):
@@ -28,10 +32,7 @@ class Affine(NamedTuple):
 
 
 class ChannelMap(Protocol):
-    """Anything linear in its input, with a bias: an :class:`Affine`, an ``nn.Linear``, one wrapped by a LoRA adapter or quantised."""
-
-    @property
-    def bias(self) -> Tensor | Callable[[], Tensor | None] | None: ...
+    """Anything linear in its input, and a bias: an :class:`Affine`, an ``nn.Linear``, one wrapped by a LoRA adapter or quantised."""
 
     def __call__(self, x: Tensor, /) -> Tensor: ...
 
@@ -40,14 +41,13 @@ def shortens_first(projection: Projection, x: Tensor, linear: ChannelMap, heads:
     """Whether ``(E x) W`` costs fewer multiplications than ``E (x W)``, and is the same."""
     if not projection.linear:
         return False
-    weight = raw_weight(linear)
     if (
-        weight is None
-    ):  # wrapped by an adapter: its size is unknown, but with one E for all heads fewer rows are cheaper
-        return projection.heads == 1
+        affine := as_affine(linear)
+    ) is None:  # its size is unknown, but with one E for all heads fewer rows are cheaper
+        return projection.heads == 1 and not is_watched_inside(linear)
     # An export is for all lengths, and may not depend on the one at hand.
     length = projection.max_len if torch.compiler.is_exporting() else x.shape[1]
-    d_out, d_in = weight.shape
+    d_out, d_in = affine.weight.shape
     shorten_then_map = projection.cost(length) * d_in * projection.heads + projection.k * d_in * d_out
     map_then_shorten = length * d_in * d_out + projection.cost(length) * d_out
     return shorten_then_map < map_then_shorten
@@ -56,39 +56,37 @@ def shortens_first(projection: Projection, x: Tensor, linear: ChannelMap, heads:
 def map_slots(slots: Slots, linear: ChannelMap, heads: int) -> Tensor:
     """``(E x) W + (E 1) c`` for shortened content: ``(b, g, k, e / g)``."""
     content, mass, _ = slots
-    bias = bias_of(linear)
     if content.shape[1] == 1:
         y = linear(content.squeeze(1))  # (b, k, e), with the bias once
-        if bias is not None and mass is not None:
+        if mass is not None and (bias := bias_of(linear, content)) is not None:
             y = torch.addcmul(y, (mass()[:, 0, :, None] - 1).to(y.dtype), bias.to(y.dtype))
         return to_heads(y, heads)
-    weight = raw_weight(linear)
-    if weight is None or mass is None:  # shortens_first does not let it come to this
+    affine = as_affine(linear)
+    if affine is None or mass is None:  # shortens_first does not let it come to this
         raise TypeError(f"cannot map the slots of each head apart with {type(linear).__name__}")
+    weight, bias = affine
     y = torch.einsum("bgkd,ged->bgke", content, weight.view(heads, -1, weight.shape[1]))
     return y if bias is None else y + (mass()[..., None] * bias.view(heads, 1, -1)).to(y.dtype)
 
 
 def map_to_both(slots: Slots, to_key: ChannelMap, to_value: ChannelMap, heads: int) -> tuple[Tensor, Tensor]:
     """Keys and values, ``(b, g, k, e / g)`` each, from the same slots."""
-    if slots.mass is not None and (bias_of(to_key) is not None or bias_of(to_value) is not None):
+    maps = as_affine(to_key), as_affine(to_value)
+    if slots.mass is not None and any(affine is None or affine.bias is not None for affine in maps):
         mass = slots.mass()  # once for both
         slots = slots._replace(mass=lambda: mass)
     return map_slots(slots, to_key, heads), map_slots(slots, to_value, heads)
 
 
-def bias_of(linear: ChannelMap) -> Tensor | None:
-    """The bias of a map; that of a quantised layer is a method."""
-    return linear.bias() if callable(linear.bias) else linear.bias
+def bias_of(linear: ChannelMap, like: Tensor) -> Tensor | None:
+    """What a map adds: its bias if it is a plain one, otherwise what it makes of zeros of the type of ``like`` ``(..., d)``."""
+    if (affine := as_affine(linear)) is not None:
+        return affine.bias
+    return linear(like.new_zeros(1, like.shape[-1]))  # an adapter may scale its bias, or have a second one
 
 
-def as_affine(linear: ChannelMap | nn.Module) -> Affine | None:
-    """What a plain linear map multiplies by and adds; None for a module that does more."""
-    if isinstance(linear, Affine | nn.Linear) and type(linear) in (Affine, nn.Linear):
-        return Affine(linear.weight, linear.bias)
-    return None
-
-
-def raw_weight(linear: ChannelMap) -> Tensor | None:
-    """The matrix of a plain linear map; None for a module that does more than multiply by it."""
-    return None if (affine := as_affine(linear)) is None else affine.weight
+def as_affine(linear: object) -> Affine | None:
+    """What a plain linear map multiplies by and adds; None for a module that has to be called."""
+    if isinstance(linear, Affine):
+        return linear
+    return Affine(linear.weight, linear.bias) if isinstance(linear, nn.Linear) and is_plain(linear) else None

@@ -1,6 +1,6 @@
 """``LinearMultiheadAttention``: ``torch.nn.MultiheadAttention`` with a cost that is linear in the sequence length.
 
-Axes: b batch, h heads, n query positions, s key positions, k slots, d channels. The layer speaks torch's conventions
+Axes: b batch, h heads, g key/value heads, n query positions, s key positions, k slots, d channels. The layer speaks torch's conventions
 (``key_padding_mask`` is True where a key is to be ignored) and turns them into ``keep`` at its door.
 """
 
@@ -9,16 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from linformers.nn.core import attend_to_own
+from linformers.nn.core import Attended, How, Maps, attend_heads, attend_to_memory, attend_to_slots
 from linformers.nn.maps import Affine
-from linformers.nn.memory import compress_finished, shorten
-from linformers.ops.blocks import attend_blocks, attend_blocks_with_weights, block_sizes
-from linformers.ops.cpu import by_rows
-from linformers.ops.heads import to_heads
-from linformers.ops.linformer import all_slots, attend, attend_with_weights
-from linformers.ops.masks import align_left, blank, reordered, take
+from linformers.nn.memory import Memory, make_memory
+from linformers.ops.blocks import block_sizes
+from linformers.ops.heads import join_heads, to_heads
+from linformers.ops.masks import align_left, blank, check_causal_mask, readable, take
+from linformers.ops.views import all_slots, reordered
 from linformers.projections.base import Projection, check_length
 from linformers.projections.make import Method, make_projection
+
+
+class Unsaid(int):
+    """A default that differs from the same number said: only what was said can contradict a projection that is handed in."""
 
 
 class LinearMultiheadAttention(nn.Module):
@@ -43,12 +46,16 @@ class LinearMultiheadAttention(nn.Module):
             are one matrix; ``"layerwise"``, the same, to be handed to further layers as ``projection``.
         method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"``, ``"no_params"``; or a matrix, a module, or a pair
             of either, for keys and values (see :func:`linformers.make_projection`). The layer owns what it makes of it.
-        projection: use this projection, which belongs to somebody else: it is neither registered nor copied here. Its own
-            length and slots hold, and ``seq_len`` and ``proj_k`` may be left out.
+        projection: use this projection, which another module owns: it is neither registered nor copied here. Its own length and
+            slots hold; leave ``seq_len`` and ``proj_k`` out (that of a causal layer has the length of a block, and ``seq_len`` is free).
         start: ``"random"`` or ``"segments"``, how learned projections begin.
         causal: self-attention in which no output depends on a later input. Then blocks of positions are projected, each on
-            its own (see :mod:`linformers.causal`), and so is a ``projection`` that is handed in.
+            its own (see :mod:`linformers.nn.state`), and so is a ``projection`` that is handed in.
         block_size: positions of such a block; None picks one.
+        num_kv_heads: key/value heads, each for ``num_heads / num_kv_heads`` neighbouring query heads (grouped-query attention); None
+            means ``num_heads``. Fewer have maps of their own, ``q_proj_weight``, ``k_proj_weight`` and ``v_proj_weight``, as with
+            ``kdim``; ``in_proj_bias`` then holds ``embed_dim`` numbers for the queries, and ``num_kv_heads * head_dim`` each for
+            keys and for values, in that order. With ``param_sharing="none"`` each key/value head has its own E and F.
 
     Example:
         >>> import torch
@@ -86,20 +93,24 @@ class LinearMultiheadAttention(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         *,
-        seq_len: int = 512,
-        proj_k: int = 128,
+        seq_len: int = Unsaid(512),
+        proj_k: int = Unsaid(128),
         param_sharing: str = "none",
         method: Method = "learnable",
         projection: Projection | Method | None = None,
         start: str = "random",
         causal: bool = False,
         block_size: int | None = None,
+        num_kv_heads: int | None = None,
     ) -> None:
         super().__init__()
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
             raise ValueError(
                 f"embed_dim must be a positive multiple of num_heads, got embed_dim={embed_dim} and num_heads={num_heads}"
             )
+        groups = num_heads if num_kv_heads is None else num_kv_heads
+        if groups < 1 or num_heads % groups:
+            raise ValueError(f"num_kv_heads must divide num_heads={num_heads}, got num_kv_heads={num_kv_heads}")
         if not 0.0 <= dropout <= 1.0:
             raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
         if block_size is not None and not causal:
@@ -112,49 +123,54 @@ class LinearMultiheadAttention(nn.Module):
         self.param_sharing = param_sharing
 
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        packed = self.kdim == embed_dim and self.vdim == embed_dim
+        packed, width = self.kdim == self.vdim == embed_dim and groups == num_heads, groups * self.head_dim
         shapes = {
             "in_proj_weight": (3 * embed_dim, embed_dim) if packed else None,
             "q_proj_weight": None if packed else (embed_dim, embed_dim),
-            "k_proj_weight": None if packed else (embed_dim, self.kdim),
-            "v_proj_weight": None if packed else (embed_dim, self.vdim),
-            "in_proj_bias": (3 * embed_dim,) if bias else None,
-            "bias_k": (1, 1, embed_dim) if add_bias_kv else None,
-            "bias_v": (1, 1, embed_dim) if add_bias_kv else None,
+            "k_proj_weight": None if packed else (width, self.kdim),
+            "v_proj_weight": None if packed else (width, self.vdim),
+            "in_proj_bias": (embed_dim + 2 * width,) if bias else None,
+            "bias_k": (1, 1, width) if add_bias_kv else None,
+            "bias_v": (1, 1, width) if add_bias_kv else None,
         }
         for name, shape in shapes.items():
             self.register_parameter(name, None if shape is None else nn.Parameter(torch.empty(shape, **factory)))
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
 
         # What one projection shortens: the whole sequence, or a block of it.
-        length, slots = block_sizes(seq_len, proj_k, block_size) if causal and projection is None else (seq_len, proj_k)
+        length, slots = int(seq_len), int(proj_k)
+        if causal and projection is None:
+            length, slots = block_sizes(length, slots, block_size)
         made = make_projection(
             length,
             slots,
-            heads=num_heads,
+            heads=groups,
             sharing=param_sharing,
             method=method if projection is None else projection,
             start=start,
             **factory,
         )
-        if made.heads not in (1, num_heads):
-            raise ValueError(f"the projection has {made.heads} heads; this layer has num_heads={num_heads}")
+        if made.heads not in (1, groups):
+            name = "num_heads" if groups == num_heads else "num_kv_heads"
+            raise ValueError(f"the projection has {made.heads} heads; this layer has {name}={groups}")
         self.causal = causal
         if causal:
             if block_size not in (None, made.max_len):
                 raise ValueError(f"block_size={block_size}, but the projection has blocks of {made.max_len}")
-            self._causal_len, length, slots = seq_len, made.max_len, made.k
-        for name, given, defaults, own in (
-            ("seq_len", length, (512, made.max_len), made.max_len),
-            ("proj_k", slots, (128, made.k), made.k),
-        ):
-            if given not in defaults:
-                raise ValueError(f"{name}={given}, but the projection handed in has {own}; leave {name} out")
+            self._causal_len = int(seq_len)
         if projection is None:
             self.projection = made
         else:
             object.__setattr__(self, "projection", made)  # around nn.Module, which would register it
+        for name, given, own in (("seq_len", seq_len, self.seq_len), ("proj_k", proj_k, self.proj_k)):
+            if given != own and not isinstance(given, Unsaid):
+                raise ValueError(f"{name}={given}, but the projection handed in has {own}; leave {name} out")
         self._reset_own_parameters()
+
+    @property
+    def num_kv_heads(self) -> int:
+        """The number of key/value heads."""
+        return self.num_heads if self.in_proj_weight is not None else len(self.k_proj_weight) // self.head_dim
 
     @property
     def seq_len(self) -> int:
@@ -261,41 +277,21 @@ class LinearMultiheadAttention(nn.Module):
             return output[0], None if weights is None else weights[0]
         return output if self.batch_first else output.transpose(0, 1), weights
 
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, need_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, need_weights: bool) -> Attended:
         """The batch-first core: ``(b, n, d)`` and weights ``(b, h, n, k)``."""
-        to_query, to_key, to_value = self._channel_maps()
-        dropout = self.dropout if self.training else 0.0
-        if (
-            query is key is value
-            and keep is None
-            and not (need_weights or dropout or self.add_zero_attn)
-            and self.bias_k is None
-        ):
-            maps = to_query, to_key, to_value, self.out_proj
-            if (output := attend_to_own(query, *maps, self.projection, heads=self.num_heads)) is not None:
-                return output, None
-        k, v, slot_keep = shorten(key, value, to_key, to_value, self.projection, heads=self.num_heads, keep=keep)
-        slots = k.shape[2]
-        k, v, slot_keep = self._append_extra(k, v, slot_keep)
-
-        def split(x: Tensor) -> Tensor:  # (b, n, embed_dim) -> (b, h, n, d)
-            return to_heads(to_query(x), self.num_heads)
-
-        if need_weights:
-            views = all_slots(slots, self.proj_k)
-            out, weights = attend_with_weights(split(query), k, v, slot_keep, dropout, views)
-            return self.out_proj(out.transpose(1, 2).flatten(2)), weights
-
-        def look_up(x: Tensor) -> Tensor:
-            return self.out_proj(attend(split(x), k, v, slot_keep, dropout).transpose(1, 2).flatten(2))
-
-        return by_rows(look_up, query, random=dropout > 0), None
+        maps, how = self._maps(), self._how(need_weights)
+        extra = self.bias_k is not None or self.add_zero_attn
+        heads, groups = self.num_heads, self.num_kv_heads
+        if query is key is value and not extra:
+            return attend_to_slots(query, maps, self.projection, heads=heads, kv_heads=groups, keep=keep, how=how)
+        memory = make_memory(key, value, maps.key, maps.value, self.projection, heads=groups, keep=keep)
+        views = all_slots(memory.keys.shape[2], self.proj_k) if need_weights else ()  # before the extra keys
+        how = how._replace(columns=None, views=views)
+        return attend_to_memory(query, self._append_extra(memory), maps, heads=heads, how=how)
 
     def _attend_causally(
         self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, need_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> Attended:
         """The batch-first core of a causal layer: ``(b, n, d)`` and weights ``(b, h, n, k + 2 c)``."""
         if query.shape[1] != key.shape[1]:
             raise ValueError(
@@ -309,46 +305,41 @@ class LinearMultiheadAttention(nn.Module):
                 query, key, value = (align_left(x, keep)[0] for x in (query, key, value))
             keep = moved
             key, value = blank(key, keep), blank(value, keep)
-        q, k, v = (
-            to_heads(to(x), self.num_heads) for to, x in zip(self._channel_maps(), (query, key, value), strict=True)
-        )
-        slot_k, slot_v, slot_keep = compress_finished(k, v, self.projection, keep=keep)
-        pattern: dict[str, Any] = {
-            "block": self.projection.max_len,
-            "slots_per_block": self.projection.k,
-            "keep": keep,
-            "slot_keep": slot_keep,
-            "dropout": self.dropout if self.training else 0.0,
-        }
-        weights = None
-        if need_weights:
-            views = (*all_slots(slot_k.shape[2], self.proj_k), *(() if undo is None else (reordered(undo, 2),)))
-            out, weights = attend_blocks_with_weights(q, k, v, slot_k, slot_v, **pattern, views=views)
-        else:
-            out = attend_blocks(q, k, v, slot_k, slot_v, **pattern)
-        if undo is not None:
-            out = take(out, undo, 2)
-        return self.out_proj(out.transpose(1, 2).flatten(2)), weights
+        maps = self._maps()
+        q = to_heads(maps.query(query), self.num_heads)
+        k, v = (to_heads(to(x), self.num_kv_heads) for to, x in ((maps.key, key), (maps.value, value)))
+        how = self._how(need_weights)._replace(views=() if undo is None else (reordered(undo, 2),))
+        block = self.projection.max_len
+        out, weights = attend_heads(q, k, v, self.projection, keep=keep, block=block, causal=True, how=how)
+        return self.out_proj(join_heads(out if undo is None else take(out, undo, 2))), weights
+
+    def _how(self, need_weights: bool) -> How:
+        return How(self.dropout if self.training else 0.0, need_weights, self.proj_k)
+
+    def _maps(self) -> Maps:
+        return Maps(*self._channel_maps(), self.out_proj)
 
     def _channel_maps(self) -> tuple[Affine, Affine, Affine]:
         weights: tuple[Tensor, ...] = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
-        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        sizes = [len(weight) for weight in weights]
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.split(sizes)
         q, k, v = (Affine(weight, bias) for weight, bias in zip(weights, biases, strict=True))
         return q, k, v
 
-    def _append_extra(self, k: Tensor, v: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _append_extra(self, memory: Memory) -> Memory:
         """Append the learned and the zero key and value, which always take part."""
-        b, h, slots, d = k.shape
+        k, v, keep = memory
+        b, g, slots, d = k.shape
         if self.bias_k is not None and self.bias_v is not None:
-            k = torch.cat([k, self.bias_k.view(1, h, 1, d).expand(b, -1, -1, -1).to(k.dtype)], 2)
-            v = torch.cat([v, self.bias_v.view(1, h, 1, d).expand(b, -1, -1, -1).to(v.dtype)], 2)
+            k = torch.cat([k, self.bias_k.view(1, g, 1, d).expand(b, -1, -1, -1).to(k.dtype)], 2)
+            v = torch.cat([v, self.bias_v.view(1, g, 1, d).expand(b, -1, -1, -1).to(v.dtype)], 2)
         if self.add_zero_attn:
-            k, v = (torch.cat([x, x.new_zeros(b, h, 1, d)], 2) for x in (k, v))
+            k, v = (torch.cat([x, x.new_zeros(b, g, 1, d)], 2) for x in (k, v))
         if keep is not None:
             keep = torch.cat([keep, keep.new_ones(b, k.shape[2] - slots)], 1)
-        return k, v, keep
+        return Memory(k, v, keep)
 
     def _forward_nested(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average_attn_weights: bool
@@ -391,7 +382,7 @@ class LinearMultiheadAttention(nn.Module):
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise ValueError(f"key_padding_mask must be bool (True = ignore) or float (0 and -inf), got {mask.dtype}")
         keep = ~mask if mask.dtype == torch.bool else mask == 0
-        if mask.is_floating_point() and not torch.compiler.is_compiling():
+        if mask.is_floating_point() and readable(mask):
             between = ~keep & ~(mask <= torch.finfo(mask.dtype).min)
             if between.any():
                 raise ValueError(
@@ -402,19 +393,8 @@ class LinearMultiheadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         own = "" if "projection" in self._modules else ", projection=handed in"
+        groups = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
         return (
-            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, seq_len={self.seq_len}, proj_k={self.proj_k}, "
+            f"embed_dim={self.embed_dim}, num_heads={self.num_heads}{groups}, seq_len={self.seq_len}, proj_k={self.proj_k}, "
             f"param_sharing={self.param_sharing!r}, dropout={self.dropout}, batch_first={self.batch_first}, causal={self.causal}{own}"
         )
-
-
-def check_causal_mask(mask: Tensor, n: int) -> None:
-    """Raise a ValueError unless ``mask`` is the causal mask: True, or -inf, wherever a key comes after its query."""
-    future = torch.ones(n, n, dtype=torch.bool, device=mask.device).triu(1)
-    if mask.shape[-2:] != future.shape or mask.dim() not in (2, 3):
-        raise ValueError(f"a causal layer takes the causal attn_mask of shape ({n}, {n}), got {tuple(mask.shape)}")
-    if not torch.compiler.is_compiling():
-        hidden = mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min
-        shown = ~mask if mask.dtype == torch.bool else mask == 0
-        if not ((hidden == future) & (shown == ~future)).all():
-            raise ValueError("a causal layer takes the standard causal attn_mask only; got another one")

@@ -1,9 +1,9 @@
-"""Block-causal attention: what a finished block compresses to, and the constant-size state that decoding needs.
+"""Decoding states: what causal layers and stacks keep of the past, constant in size.
 
 Axes: b batch, h heads, g key/value heads, n positions, m blocks, c positions of a block, r slots of a block, k slots, d channels.
 
 A dense n x k projection mixes every position into every slot, so nothing behind it can be causal. Here each block of c positions
-is compressed on its own, to r slots, by a projection of c x r that all blocks share; k = n r / c. See ``blocks.py`` for what a
+is compressed on its own, to r slots, by a projection of c x r that all blocks share; k = n r / c. See ``ops/blocks.py`` for what a
 query sees.
 """
 
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from linformers.nn.memory import Memory, compress_blocks
-from linformers.ops.linformer import View, attend, attend_with_weights
+from linformers.nn.memory import Memory, memory_of_blocks
+from linformers.ops.views import View
 from linformers.projections.base import Projection
 
 
@@ -26,11 +26,11 @@ class CausalState:
     take, is compressed to slots first. Rows of a batch may be at different positions.
 
     Attributes:
-        slot_keys: ``(b, g, k, d)``.
-        slot_values: ``(b, g, k, d)``.
-        exact_keys: ``(b, g, 2 c, d)``.
-        exact_values: ``(b, g, 2 c, d)``.
-        slot_real: ``(b, k)``, False where a slot holds no real token.
+        slot_keys: ``(b, g, (m - 2) r, d)``: of all m blocks of the longest input but the last two.
+        slot_values: the same.
+        exact_keys: ``(b, g, 2 c, d)``, or those of the longest input if that is shorter.
+        exact_values: the same.
+        slot_real: ``(b, (m - 2) r)``, False where a slot holds no real token.
         exact_real: ``(b, 2 c)``, False where the token is not real: a hole in the prompt.
         length: ``(b,)``, how many positions each row has seen.
     """
@@ -66,39 +66,8 @@ class CausalState:
         length = torch.zeros(batch, dtype=torch.long, device=device)
         return cls(projection, r, slot, slot.clone(), exact, exact.clone(), slot_real, exact_real, length)
 
-    def step(self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Take one token a row and attend: ``(b, h, 1, d)`` to ``(b, h, 1, d)``.
-
-        Args:
-            keep: ``(b,)``, False for rows that pause: their state does not change, and their output means nothing.
-        """
-        self._take(k, v, keep)
-        return attend(q, *self.seen())
-
-    def step_with_weights(
-        self, q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, views: Sequence[View] = ()
-    ) -> tuple[Tensor, Tensor]:
-        """:meth:`step`, also with the weights: of the slots, then of the previous block and the own one, ``(b, h, 1, k + 2 c)``."""
-        self._take(k, v, keep)
-        c, slots, places = self.projection.max_len, self.slot_keys.shape[2], self.exact_keys.shape[2]
-        last = self.length[:, None] - 1
-        position = (last // c - 1) * c + torch.arange(2 * c, device=q.device)  # (b, 2 c)
-        place = (position % places)[:, None, None].expand(-1, q.shape[1], 1, -1)
-        unread = ~((position >= 0) & (position <= last))[:, None, None]
-
-        def by_position(weights: Tensor) -> Tensor:
-            near = weights[..., slots:].gather(-1, place).masked_fill(unread, 0.0)
-            return torch.cat([weights[..., :slots], near], -1)
-
-        def by_place(weights: Tensor) -> Tensor:
-            near = weights[..., slots:].masked_fill(unread, 0.0)
-            empty = near.new_zeros(*near.shape[:-1], places)
-            return torch.cat([weights[..., :slots], empty.scatter_add(-1, place, near)], -1)
-
-        return attend_with_weights(q, *self.seen(), views=(View(by_position, by_place), *views))
-
-    def _take(self, k: Tensor, v: Tensor, keep: Tensor | None) -> None:
-        """Write the keys and values of one token a row."""
+    def append(self, k: Tensor, v: Tensor, keep: Tensor | None = None) -> None:
+        """Take the keys and values of one token a row, ``(b, g, 1, d)``; rows whose ``keep`` ``(b,)`` is False do not change."""
         self._retire(keep)
         rows = torch.arange(len(self.length), device=k.device)
         place = self.length % self.exact_keys.shape[2]
@@ -111,20 +80,39 @@ class CausalState:
         self.exact_values[rows, :, place] = new_v
         self.length = self.length + (1 if keep is None else keep.long())
 
-    def seen(self) -> tuple[Tensor, Tensor, Tensor]:
-        """All keys and values, ``(b, g, k + 2 c, d)``, and which of them the last token sees, ``(b, k + 2 c)``."""
-        return (
+    def seen(self) -> Memory:
+        """What the last token of each row sees: ``(m - 2) r`` slots, then ``2 c`` exact keys in the order of their places."""
+        return Memory(
             torch.cat([self.slot_keys, self.exact_keys], 2),
             torch.cat([self.slot_values, self.exact_values], 2),
             torch.cat([self._slot_keep(), self._exact_keep()], 1),
         )
+
+    def by_position(self, heads: int) -> View:
+        """Shows weights of what :meth:`seen` returned, ``(b, h, 1, k + 2 c)``, for the slots, the previous block and the own one."""
+        c, slots, places = self.projection.max_len, self.slot_keys.shape[2], self.exact_keys.shape[2]
+        last = self.length[:, None] - 1
+        position = (last // c - 1) * c + torch.arange(2 * c, device=last.device)  # (b, 2 c)
+        place = (position % places)[:, None, None].expand(-1, heads, 1, -1)
+        unread = ~((position >= 0) & (position <= last))[:, None, None]
+
+        def there(weights: Tensor) -> Tensor:
+            near = weights[..., slots:].gather(-1, place).masked_fill(unread, 0.0)
+            return torch.cat([weights[..., :slots], near], -1)
+
+        def back(weights: Tensor) -> Tensor:
+            near = weights[..., slots:].masked_fill(unread, 0.0)
+            empty = near.new_zeros(*near.shape[:-1], places)
+            return torch.cat([weights[..., :slots], empty.scatter_add(-1, place, near)], -1)
+
+        return View(there, back)
 
     def prefill(self, k: Tensor, v: Tensor, length: Tensor, keep: Tensor | None = None) -> None:
         """Take a whole prompt, ``(b, g, n, d)``, that ends after ``length`` tokens; ``keep`` ``(b, n)`` if it has holes."""
         c, n = self.projection.max_len, k.shape[2]
         finished = max(0, -(-n // c) - 2) * c
         if finished and self.slots_per_block:
-            slot_k, slot_v, real = compress_blocks(
+            slot_k, slot_v, real = memory_of_blocks(
                 k[:, :, :finished],
                 v[:, :, :finished],
                 self.projection,
@@ -171,7 +159,7 @@ class CausalState:
         old_k = self.exact_keys[rows[:, None], :, place].transpose(1, 2)  # (rows, g, c, d)
         old_v = self.exact_values[rows[:, None], :, place].transpose(1, 2)
         real = self.exact_real[rows[:, None], place]  # (rows, c)
-        new_k, new_v, kept = compress_blocks(old_k, old_v, self.projection, r, None if real.all() else real)
+        new_k, new_v, kept = memory_of_blocks(old_k, old_v, self.projection, r, None if real.all() else real)
         self.slot_keys[rows[:, None], :, slot] = new_k.transpose(1, 2).to(self.slot_keys.dtype)  # autocast may differ
         self.slot_values[rows[:, None], :, slot] = new_v.transpose(1, 2).to(self.slot_values.dtype)
         self.slot_real[rows[:, None], slot] = True if kept is None else kept
@@ -208,20 +196,38 @@ class DecodingState:
     Attributes:
         layers: one state a layer.
         length: ``(b,)``, how many tokens each row has seen.
+        source: ``(b,)``, equal for rows whose memories are; None if that has not been looked at.
     """
 
     layers: list[LayerState]
     length: Tensor
+    source: Tensor | None = None
 
     def reorder(self, index: Tensor) -> None:
-        """Keep, repeat or drop rows: row i becomes what row ``index[i]`` was."""
+        """Keep, repeat or drop rows: row i becomes what row ``index[i]`` was.
+
+        The beams of a sample have one memory, and where rows move among them only, it stays where it is.
+        """
         self.length = self.length.index_select(0, index)
+        memories = [layer.memory for layer in self.layers if layer.memory is not None]
+        moved = False
+        if memories:
+            before = equal_rows(memories) if self.source is None else self.source
+            self.source = before.index_select(0, index)
+            moved = not torch.equal(self.source, before)
         for layer in self.layers:
             if layer.attention is not None:
                 layer.attention.reorder(index)
             if layer.past is not None:
                 layer.past = layer.past.index_select(0, index)
-            if layer.memory is not None:
-                keys, values, keep = layer.memory
-                kept = None if keep is None else keep.index_select(0, index)
-                layer.memory = Memory(keys.index_select(0, index), values.index_select(0, index), kept)
+            if layer.memory is not None and moved:
+                layer.memory = layer.memory.select(index)
+
+
+def equal_rows(memories: Sequence[Memory]) -> Tensor:
+    """A number for each row, ``(b,)``: the one of the row before it if they have the same memory in every layer."""
+    tensors = [t for memory in memories for t in memory if t is not None]
+    new = torch.ones(len(tensors[0]), dtype=torch.bool, device=tensors[0].device)
+    if len(new) > 1:
+        new[1:] = torch.stack([(t[1:] != t[:-1]).flatten(1).any(1) for t in tensors]).any(0)
+    return new.cumsum(0)

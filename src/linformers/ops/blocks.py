@@ -15,8 +15,9 @@ from torch import Tensor
 
 from linformers.ops.cpu import drop
 from linformers.ops.heads import repeat_heads
-from linformers.ops.linformer import View, attend, score, seen_through
+from linformers.ops.linformer import attend, score
 from linformers.ops.masks import or_true
+from linformers.ops.views import View, seen_through
 
 
 def attend_blocks(
@@ -32,7 +33,7 @@ def attend_blocks(
     slot_keep: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Attend block by block, each with one call of :func:`linformers.functional.attend`.
+    """Attend block by block, each with one call of :func:`linformers.ops.linformer.attend`.
 
     Args:
         q: ``(b, h, n, d)``.
@@ -87,7 +88,7 @@ def attend_blocks_with_weights(
     """:func:`attend_blocks`, written out over all blocks at once.
 
     Args:
-        views: how the weights are to be shown; see :func:`linformers.functional.seen_through`.
+        views: how the weights are to be shown; see :func:`linformers.ops.views.seen_through`.
 
     Returns:
         The output ``(b, h, n, d)`` and the weights ``(b, h, n, k + 2 c)``, or ``(b, h, n, k + 3 c)`` both ways: first the slots,

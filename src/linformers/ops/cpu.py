@@ -79,6 +79,8 @@ def multiply_by_one(matrix: Tensor, x: Tensor) -> Tensor:
     if torch.compiler.is_exporting() or autocast_type(x) is not None:
         return matrix @ x
     if x.shape[0] == 1:
+        if torch.is_grad_enabled() and matrix.stride(1) != matrix.shape[0]:  # columns of E and F side by side
+            return (x.squeeze(0).mT @ matrix.mT).mT[None]  # so that its gradient comes in rows, as it is stored
         return (matrix @ x.squeeze(0))[None]
     if torch.is_grad_enabled() and matrix.shape[0] > x.shape[2]:
         return matrix @ x
@@ -91,7 +93,7 @@ flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
-def rows_of_piece(channels: int) -> int:
+def rows_of_chunk(channels: int) -> int:
     """How many rows go through at a time: a few megabytes."""
     return max(FEWEST, ROWS // channels)
 
@@ -195,7 +197,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -
 
 def pieces(x: Tensor) -> Iterator[tuple[int, slice]]:
     """The sample and the rows of each piece."""
-    rows = rows_of_piece(x.shape[2])
+    rows = rows_of_chunk(x.shape[2])
     for i in range(x.shape[0]):
         for start in range(0, x.shape[1], rows):
             yield i, slice(start, start + rows)

@@ -21,3 +21,8 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
     """Give every query head its key/value head: ``(b, g, k, d)`` to ``(b, heads, k, d)``, without a copy if ``g`` is 1."""
     b, g, k, d = x.shape
     return x if g == heads else x[:, :, None].expand(b, g, heads // g, k, d).reshape(b, heads, k, d)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """``(b, h, n, d)`` to ``(b, n, h d)``."""
+    return x.transpose(1, 2).flatten(2)

@@ -4,8 +4,7 @@ Axes: b batch, h heads, g key/value heads, n query positions, s key positions, k
 Masks: ``keep`` is True where a token (or a slot) is real.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -13,13 +12,27 @@ from torch import Tensor
 
 from linformers.ops.cpu import drop, multiply_by_one
 from linformers.ops.heads import repeat_heads
+from linformers.ops.views import View, seen_through
 
 
-class View(NamedTuple):
-    """How a caller sees a tensor of a pass: a change of its rows or columns, and what takes it back."""
+def linformer_attention(q: Tensor, k: Tensor, v: Tensor, e: Tensor, f: Tensor) -> Tensor:
+    """Linformer attention as the paper writes it: ``softmax(Q (E K)^T / sqrt(d)) F V`` (Wang et al. 2020, equation 7).
 
-    there: Callable[[Tensor], Tensor]
-    back: Callable[[Tensor], Tensor]
+    Nothing here runs it: below is the form that does, with masks, sharing and torch's fused kernels, and the tests compare the two.
+
+    Args:
+        q: ``(b, h, n, d)``.
+        k: ``(b, h, s, d)``.
+        v: ``(b, h, s, d)``.
+        e: ``(s, k)``, or ``(h, s, k)`` if every head has its own; E of the paper, transposed.
+        f: the same for the values.
+
+    Returns:
+        ``(b, h, n, d)``.
+    """
+    keys, values = e.mT @ k, f.mT @ v  # (b, h, k, d)
+    scores = q @ keys.mT / q.shape[-1] ** 0.5  # (b, h, n, k)
+    return scores.softmax(-1) @ values
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout: float = 0.0) -> Tensor:
@@ -41,8 +54,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None = None, dropout:
         return attend_with_weights(q, k, v, keep, dropout)[0]
     mask = keep[:, None, None] if keep is not None and keep.dim() == 2 else keep
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=k.shape[1] != q.shape[1]
-    )
+        q, k, v, attn_mask=mask, dropout_p=dropout, enable_gqa=bool(k.shape[1] != q.shape[1])
+    )  # bool: sizes are tensors in torch.jit.trace
 
 
 def attend_with_weights(
@@ -84,33 +97,10 @@ def score(q: Tensor, k: Tensor) -> Tensor:
     return (q * q.shape[-1] ** -0.5) @ k.mT
 
 
-def seen_through(x: Tensor, views: Sequence[View]) -> tuple[Tensor, Tensor]:
-    """``x`` as a caller sees it, and ``x`` again, computed from that.
-
-    A pass that goes on with the second has the first in its graph: a caller can take gradients with respect to it.
-    """
-    shown = x
-    for view in views:
-        shown = view.there(shown)
-    used = shown
-    for view in reversed(views):
-        used = view.back(used)
-    return shown, used
-
-
-def all_slots(used: int, k: int) -> tuple[View, ...]:
-    """Show weights ``(..., used + more)`` with the columns of all k slots: ``(..., k + more)``.
-
-    Slots that belong to positions past the end of the input were not even computed; their weight is zero.
-    """
-    if used == k:
-        return ()
-
-    def insert(weights: Tensor) -> Tensor:
-        gap = weights.new_zeros(*weights.shape[:-1], k - used)
-        return torch.cat([weights[..., :used], gap, weights[..., used:]], -1)
-
-    return (View(insert, lambda weights: torch.cat([weights[..., :used], weights[..., k:]], -1)),)
+def attend_causally(q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0) -> Tensor:
+    """Full causal attention by torch's fused kernel."""
+    gqa = bool(k.shape[1] != q.shape[1])
+    return F.scaled_dot_product_attention(q, k, v, None, dropout, is_causal=True, enable_gqa=gqa)
 
 
 def multiply(matrix: Tensor, x: Tensor) -> Tensor:

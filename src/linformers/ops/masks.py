@@ -6,12 +6,15 @@ Axes: b batch, n positions, d channels.
 import torch
 from torch import Tensor
 
-from linformers.ops.linformer import View
-
 
 def blank(x: Tensor, keep: Tensor | None) -> Tensor:
     """Zero what is not kept: ``(b, s, d)`` with ``(b, s)``. A fill, not a product, so that even NaN in padding is harmless."""
     return x if keep is None else x.masked_fill(~keep[..., None], 0.0)
+
+
+def readable(x: Tensor) -> bool:
+    """Whether what runs may depend on the values of ``x``: not in a graph that is to serve for others, nor on the meta device, which has none."""
+    return not (x.is_meta or torch.compiler.is_compiling() or torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
 def align_left(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -21,7 +24,7 @@ def align_left(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         The moved ``x``, the moved mask, and the index that moves it back with :func:`take`, or None if nothing moved.
     """
     first = mask.int().argmax(1)
-    if not torch.compiler.is_compiling() and not first.any():
+    if readable(first) and not first.any():
         return x, mask, None
     places = torch.arange(mask.shape[1], device=mask.device)
     length = torch.ones_like(mask, dtype=torch.long).sum(1, keepdim=True)  # a tensor: ONNX divides by no other
@@ -33,17 +36,6 @@ def take(x: Tensor, index: Tensor, axis: int = 1) -> Tensor:
     """Reorder the positions (``axis``) of every row by ``index`` ``(b, n)``."""
     shape = [index.shape[0], *[1] * (axis - 1), index.shape[1], *[1] * (x.dim() - axis - 1)]
     return x.gather(axis, index.view(shape).expand(x.shape))
-
-
-def reordered(undo: Tensor, *axes: int) -> View:
-    """Show the positions on these axes in the order from which :func:`align_left` moved them; ``undo`` is its third result."""
-
-    def move(x: Tensor, order: Tensor) -> Tensor:
-        for axis in axes:
-            x = take(x, order, axis)
-        return x
-
-    return View(lambda x: move(x, undo), lambda x: move(x, undo.argsort(1)))
 
 
 def has_holes(keep: Tensor) -> bool:
@@ -64,3 +56,15 @@ def check_mask(mask: Tensor | None, shape: tuple[int, ...], name: str = "mask") 
         raise ValueError(f"{name} must be (batch, length) = {shape}, got {tuple(mask.shape)}")
     if mask.dtype != torch.bool:
         raise ValueError(f"{name} must be bool, True where a token is real, got {mask.dtype}; try {name}.bool()")
+
+
+def check_causal_mask(mask: Tensor, n: int) -> None:
+    """Raise a ValueError unless ``mask`` is the causal mask: True, or -inf, wherever a key comes after its query."""
+    future = torch.ones(n, n, dtype=torch.bool, device=mask.device).triu(1)
+    if mask.shape[-2:] != future.shape or mask.dim() not in (2, 3):
+        raise ValueError(f"a causal layer takes the causal attn_mask of shape ({n}, {n}), got {tuple(mask.shape)}")
+    if readable(mask):
+        hidden = mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min
+        shown = ~mask if mask.dtype == torch.bool else mask == 0
+        if not ((hidden == future) & (shown == ~future)).all():
+            raise ValueError("a causal layer takes the standard causal attn_mask only; got another one")

@@ -3,6 +3,7 @@
 ``from_pretrained`` assigns parameters past ``load_state_dict``, so that a module's own way of reading an old file is not asked.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,18 +17,18 @@ from linformers.projections.layout import to_rows
 
 
 class ToRows(ConversionOps):
-    """:func:`linformers.layout.to_rows` for what belongs to a projection; other modules may have the same name (ViT's patches do)."""
+    """:func:`linformers.projections.layout.to_rows` for what belongs to a projection; other modules may have the same name (ViT's patches do)."""
 
     def convert(
-        self, input_dict: dict[str, Any], *, target_patterns: list[str], full_layer_name: str, model: Any, **_: Any
-    ) -> dict[str, Tensor]:
-        """Convert one tensor; the arguments are transformers', which passes more than one needs."""
+        self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
+    ) -> dict[str, list[Tensor]]:
+        """Convert one tensor; transformers also says for which ``model``, and its ``full_layer_name`` there."""
         (found,) = input_dict.values()
         tensor = found[0] if isinstance(found, list) else found
-        path, _, name = full_layer_name.rpartition(".")
-        module = model.get_submodule(path)
+        path, _, name = kwargs["full_layer_name"].rpartition(".")
+        module = kwargs["model"].get_submodule(path)
         ours = isinstance(module, Projection) and name == module.stored
-        return {target_patterns[0]: to_rows(tensor) if ours else tensor}
+        return {target_patterns[0]: [to_rows(tensor) if ours else tensor]}
 
     @property
     def reverse_op(self) -> ConversionOps:
@@ -35,8 +36,13 @@ class ToRows(ConversionOps):
         return self
 
 
-def convert_old_files(model_type: str) -> None:
-    """Let ``from_pretrained`` take files of 0.1.0 for models of this type."""
+def convert_old_files(name: str, others: Sequence[Any] = ()) -> None:
+    """Let ``from_pretrained`` take files of 0.1.0.
+
+    Args:
+        name: a ``model_type``, or the name of a class, which comes first.
+        others: conversions of transformers' own that the models need as well.
+    """
     names = [f"projection.{kind.stored}" for kind in (Dense, Convolution)]
-    mapping: list[Any] = [WeightConverter(name, name, operations=[ToRows()]) for name in names]
-    register_checkpoint_conversion_mapping(model_type, mapping, overwrite=True)
+    ours = [WeightConverter(name, name, operations=[ToRows()]) for name in names]
+    register_checkpoint_conversion_mapping(name, [*others, *ours], overwrite=True)

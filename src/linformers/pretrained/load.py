@@ -17,6 +17,7 @@ from linformers.files.checked import (
     nothing,
     read_object,
     reading,
+    refused,
     text,
     whole,
 )
@@ -41,6 +42,13 @@ def check_directory(directory: Path) -> None:
             read_object(Path(entry.path), *CHECKED[entry.name], advice=ADVICE)
 
 
+def of_this_machine(value: Any, place: str) -> None:
+    """The name of an attention that is installed; transformers takes one with a slash for a repository whose code it fetches and runs."""
+    names = value.values() if isinstance(value, dict) else [value]
+    if any(isinstance(name, str) and "/" in name for name in names):
+        raise refused(value, place, "the name of an attention that is installed; code of the hub is not run")
+
+
 OF_LINEARIZED = fields(  # of `linformers` in the configuration of a linearised model
     {
         **{"max_len": whole(1), "slots": each(whole(), least=1), "method": text(), "sharing": text()},
@@ -60,6 +68,7 @@ OF_CONFIG = {
     **dict.fromkeys(("is_encoder_decoder", "is_decoder", "return_dict", "output_hidden_states"), maybe(flag)),
     "output_attentions": maybe(flag),
     "linformers": maybe(OF_LINEARIZED),
+    **dict.fromkeys(("attn_implementation", "_attn_implementation"), of_this_machine),
 }
 
 

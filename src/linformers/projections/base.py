@@ -4,7 +4,6 @@ Axes: b batch, h heads, s key positions, k slots, d channels.
 A projection is stored for ``max_len`` positions, and position i always uses row i of it, whatever the input's length.
 """
 
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
@@ -12,6 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from linformers.notice import warn_of_slots
+from linformers.ops.masks import readable
 from linformers.ops.precision import single
 from linformers.ops.segments import used_segments
 from linformers.projections.layout import to_rows
@@ -61,7 +62,7 @@ class Projection(nn.Module, ABC):
         parts: 2 if keys and values have a projection each, 1 if they share one.
         heads: the number of heads with a projection of their own, 1 if all share.
         linear: whether it commutes with a map of the channels, so that either may come first.
-        stored: the name of the tensor that holds all parts and heads (see :mod:`linformers.layout`), if there is one.
+        stored: the name of the tensor that holds all parts and heads (see :mod:`linformers.projections.layout`), if there is one.
     """
 
     linear = True
@@ -72,12 +73,7 @@ class Projection(nn.Module, ABC):
         for name, value in {"max_len": max_len, "k": k, "heads": heads}.items():
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
-        if k > max_len:
-            warnings.warn(
-                f"k = {k} slots for at most {max_len} positions: more slots than positions cost time and gain nothing; "
-                f"choose k below {max_len}",
-                stacklevel=3,
-            )
+        warn_of_slots("k", k, max_len)
         self.max_len, self.k, self.parts, self.heads = max_len, k, parts, heads
 
     @property
@@ -120,6 +116,13 @@ class Projection(nn.Module, ABC):
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         """:meth:`forward` after its checks. One whose ``heads`` is 1 gets ``(b, 1, s, d)``."""
 
+    def beside(self, keys: Tensor, keep: Tensor | None) -> Tensor | None:
+        """Which exact keys ``(b, g, s, d)`` count beside the slots: ``(b or 1, s)``, or None for all.
+
+        A projection that gives tokens a slot of their own says no for these, so that none counts twice.
+        """
+        return keep
+
     def begin(self, x: Tensor, length: int, k: int | None = None) -> Sums:
         """Nothing yet of a sequence of ``length`` positions, whose pieces look like ``x`` ``(b, h or 1, c, d)``."""
         b, h, _, d = x.shape
@@ -127,7 +130,7 @@ class Projection(nn.Module, ABC):
         content, mass = (x.new_zeros(b, heads, k, *more, dtype=single(x.dtype)) for more in ([d], []))
         return Sums(content, mass, x.new_zeros(b, k, dtype=torch.long), x.dtype)
 
-    def add_piece(
+    def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         """Add the positions from ``offset`` on, ``x`` ``(b, h or 1, c, d)`` with ``keep`` ``(b, c)``, in place and without gradients."""
@@ -136,7 +139,9 @@ class Projection(nn.Module, ABC):
     def finish(self, sums: Sums) -> Slots:
         """What :meth:`forward` would have made of all pieces at once."""
         real = sums.tokens > 0
-        return Slots(sums.content.to(sums.dtype), lambda: sums.mass, None if bool(real.all()) else real)
+        return Slots(
+            sums.content.to(sums.dtype), lambda: sums.mass, None if readable(real) and bool(real.all()) else real
+        )
 
     def _used(self, length: int, k: int) -> int:
         """How many slots an input of ``length`` gets."""

@@ -55,7 +55,7 @@ class Convolution(Projection):
         mass = partial(torch.einsum, "hw,bkw->bhk", kernel.to(real.dtype), real)
         return Slots(content, mass, filled(real > 0, keep))
 
-    def add_piece(
+    def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         k = self.k if k is None else k

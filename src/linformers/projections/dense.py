@@ -8,12 +8,14 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from linformers.checks import one_of
 from linformers.ops.linformer import multiply, multiply_ones
 from linformers.ops.masks import blank
 from linformers.projections.base import KEY, Projection, Slots, Sums
 from linformers.projections.resample import stretch
+from linformers.watch import is_watched
 
 STARTS = ("random", "segments")
 
@@ -65,9 +67,10 @@ class Dense(Projection):
         return shorten_by(self.used(part, x.shape[2], k), x, keep)
 
     def both(self, key: Tensor, value: Tensor, keep: Tensor | None = None, k: int | None = None) -> tuple[Slots, Slots]:
-        hooked = self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-        own = type(self).shorten is Dense.shorten and type(self).matrix is Dense.matrix
-        if self.parts == 1 or not own or hooked or torch.compiler.is_exporting():
+        same = all(
+            getattr(type(self), name) is getattr(Dense, name) for name in ("forward", "shorten", "used", "matrix")
+        )
+        if self.parts == 1 or not same or is_watched(self) or _has_any_global_hook() or torch.compiler.is_exporting():
             return super().both(key, value, keep, k)
         # Cut in one step, whose backward puts the gradients of both side by side; two slices would each fill a whole one with zeros.
         length, k = key.shape[2], self.checked(key.shape[2], k)
@@ -82,7 +85,7 @@ class Dense(Projection):
         matrix = self.matrix(part) if k == self.k else self.matrix(part)[..., :k]
         return first_rows(matrix, length)
 
-    def add_piece(
+    def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         x = x if keep is None else blank(x, keep[:, None])

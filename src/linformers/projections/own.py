@@ -27,7 +27,7 @@ class Custom(Projection):
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         whole = F.pad(blank(x[:, 0], keep), (0, 0, 0, self.max_len - x.shape[2]))  # (b, max_len, d)
-        if not torch.compiler.is_compiling() and not len(whole):  # which not every module takes
+        if not torch.compiler.is_exporting() and not len(whole):  # which not every module takes
             return Slots(
                 self._nothing(whole, part)[:, None, :k], None, None if keep is None else keep[:, :1].expand(0, k)
             )

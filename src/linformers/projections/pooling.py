@@ -19,7 +19,7 @@ class Mean(Projection):
         content = mean_of(member, windows)  # (b, used, d)
         return Slots(content[:, None], None, filled(member, keep, always=k <= self.max_len))
 
-    def add_piece(
+    def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         some, windows, member = member_piece(x, offset, keep, self.max_len, self.k if k is None else k)
@@ -47,7 +47,7 @@ class Max(Projection):
         sums.content.fill_(-torch.inf)
         return sums
 
-    def add_piece(
+    def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         some, windows, member = member_piece(x, offset, keep, self.max_len, self.k if k is None else k)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from linformers import limits, pretrained
+from linformers import limits
 from linformers.hf import (
     LinformerConfig,
     LinformerForCausalLM,
@@ -19,6 +19,7 @@ from linformers.hf import (
     LinformerForSeq2SeqLM,
     LinformerForSequenceClassification,
 )
+from linformers.pretrained import load as pretrained
 from linformers.training.options import spoken
 from linformers.training.settings import Settings, decoder_slots
 
@@ -45,7 +46,6 @@ def configuration(settings: Settings, tokenizer: Any, labels: list[str]) -> Linf
             "decoder_proj_k": decoder_slots(settings.k, settings.n, settings.target_n),
             "decoder_start_token_id": tokenizer.bos_token_id,
             "cross_proj_k": settings.k,
-            "cross_attention": settings.cross_attention,
         }
     if settings.task == "classify":
         options = {
@@ -59,28 +59,32 @@ def configuration(settings: Settings, tokenizer: Any, labels: list[str]) -> Linf
         num_hidden_layers=settings.depth,
         num_attention_heads=settings.heads,
         intermediate_size=settings.feedforward,
-        gated=settings.gated,
         max_position_embeddings=settings.n,
         position_embedding_type=settings.positions,
         hidden_dropout_prob=settings.dropout,
         attention_probs_dropout_prob=settings.dropout,
-        norm=settings.norm,
         pooling=settings.pooling,
         proj_k=settings.k,
         sharing=settings.sharing,
-        method=settings.method,
-        start=settings.start,
-        block_size=settings.block_size,
-        local_kernel=settings.local_kernel,
-        local_window=settings.local_window,
-        attention=settings.attention,
         is_decoder=settings.task == "clm",
         tie_word_embeddings=settings.tie,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         **options,
+        **settings.shared() | ({} if settings.task == "seq2seq" else {"cross_attention": "same"}),
     )
+
+
+def complete(settings: Settings) -> Settings:
+    """Fill settings in, and check them by the model that they describe.
+
+    Raises:
+        ValueError: for values without a meaning, in the words of the command.
+    """
+    found = settings.filled()
+    check_model(found)
+    return found
 
 
 def build(settings: Settings, tokenizer: Any, labels: list[str]) -> Any:

@@ -62,7 +62,7 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
         return
     begins = asked is None
     if asked is None:
-        asked = settings_from(given).filled()
+        asked = models.complete(settings_from(given))
         check_options(settings)
     fingerprint = None if saved is None or begins else saved.about.get("data_fingerprint")
     with checked_data(asked, out, shows, anew=begins, fingerprint=fingerprint) as prepared:
@@ -94,7 +94,7 @@ def continued(settings: Settings, saved: Run, at: At) -> Settings | None:
             return None
         raise
     if asked != saved.settings:
-        asked = asked.filled()
+        asked = models.complete(asked)
     check_length(asked, out, at)
     return asked
 

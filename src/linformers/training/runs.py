@@ -182,10 +182,10 @@ def write_config(directory: Path, settings: Settings, **facts: Any) -> None:
     import torch
     import transformers
 
-    import linformers
+    from linformers import __version__
 
     versions = {
-        "linformers": linformers.__version__,
+        "linformers": __version__,
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }

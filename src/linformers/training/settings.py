@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_type_hints
 
 from linformers import limits
-from linformers.extras import needed
 from linformers.files.checked import maybe, of_type
+from linformers.models.options import Shared, unset
 from linformers.ops.blocks import block_sizes
+from linformers.training.defaults import with_defaults
 from linformers.training.options import option, spoken
 
 Task = Literal["mlm", "clm", "seq2seq", "classify"]
@@ -36,19 +37,15 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 DEFAULTS: dict[str, Any] = {
+    **{field.name: field.default for field in dataclasses.fields(Shared) if field.default is not None},
     "task": "mlm",
     "preset": "small",
-    "attention": "linformer",
     "cross_attention": "full",
     "sharing": "layerwise",
-    "method": "learnable",
-    "start": "random",
     "local_kernel": 5,
-    "local_window": 0,
     "positions": "sinusoidal",
     "norm": "pre",
     "pooling": "mean",
-    "gated": False,
     "tie": False,
     "mask_share": 0.15,
     "noise": "infill",
@@ -79,6 +76,7 @@ FREE = ("max_steps", "save_steps", "eval_steps", "log_steps", "eval_batches", "p
 
 
 @dataclass(frozen=True, kw_only=True)
+@unset
 class Settings:
     """What to train, on what, and how; what is not given comes from the preset, and from the saved run when one goes on.
 
@@ -256,7 +254,8 @@ class Settings:
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def filled(self) -> "Settings":
-        """The same with a value everywhere (but for the data and ``threads``), checked, also by the model that they describe.
+        """The same with a value everywhere (but for the data and ``threads``), checked; :func:`linformers.training.models.complete`
+        also asks the model that they describe.
 
         Raises:
             ValueError: for values without a meaning, in the words of the command.
@@ -289,11 +288,11 @@ class Settings:
             values.setdefault("block_size", default_block(length, slots))
             with spoken():
                 block_sizes(length, slots, values["block_size"])
-        found = Settings(**values)
-        with needed("linformers.training", "train"):
-            from linformers.training.models import check_model  # with transformers
-        check_model(found)
-        return found
+        return Settings(**values)
+
+    def shared(self) -> dict[str, Any]:
+        """The options that the model has under the same name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(Shared)}
 
     def located(self) -> "Settings":
         """The same with whole paths where files are named, so that the run can go on from another directory."""
@@ -333,34 +332,7 @@ def check_types(values: Mapping[str, Any], name_of: Callable[[str], str] = str) 
         maybe(of_type(TYPES[name]))(value, name_of(name))
 
 
-def with_defaults(text: str) -> str:
-    """The documentation of the settings, each with its default, where it does not say that in words."""
-    lines: list[str] = []
-    name = ""
-    names = {field.name for field in dataclasses.fields(Settings)}
-    for line in [*text.splitlines(), ""]:
-        if (line.strip() in names or not line.strip()) and name:  # the one before ends here
-            lines[-1] += default_of(name)
-        name = line.strip() if line.strip() in names else name if line.strip() else ""
-        lines.append(line.replace("{vocabulary}", by_preset(VOCABULARY)))
-    return "\n".join(lines)
-
-
-def default_of(name: str) -> str:
-    """A sentence about the default of a setting; nothing if it depends on the others."""
-    if name in DEFAULTS:
-        value = DEFAULTS[name]
-        return f" Default: {('yes' if value else 'no') if isinstance(value, bool) else value}."
-    values = {preset: sizes[name] for preset, sizes in PRESETS.items() if name in sizes}
-    return f" Default by preset: {by_preset(values)}." if values else ""
-
-
-def by_preset(values: dict[str, Any]) -> str:
-    """A value for each preset."""
-    return ", ".join(f"{preset} {value:,}" for preset, value in values.items())
-
-
-Settings.__doc__ = with_defaults(Settings.__doc__ or "")
+Settings.__doc__ = with_defaults(Settings.__doc__ or "", [*TYPES], DEFAULTS, PRESETS, VOCABULARY)
 
 
 def check(values: dict[str, Any]) -> None:

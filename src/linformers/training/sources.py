@@ -63,8 +63,8 @@ def checked_data(
     try:
         shutil.rmtree(whole, ignore_errors=True)
         try:
-            prepared = prepare_data(settings, directory, aside, shows, fingerprint)
             with spoken():
+                prepared = prepare_data(settings, directory, aside, shows, fingerprint)
                 for one in {(one.n, one.target_n): one for one in (*also, settings)}.values():
                     for part in ("train", "validation", "test"):
                         examples_of(one, prepared, part)

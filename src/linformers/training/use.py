@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from linformers import limits
 from linformers.training.runs import Run
 
 Show = Callable[[str], None]
@@ -51,6 +52,9 @@ def generate(
     check_choice(max_new_tokens, temperature, top_k, top_p, beams)
     if show is not None and beams > 1:
         raise ValueError("several beams know what to say at the end only; leave show out")
+    if beams < 1:
+        raise ValueError(f"beams must be at least 1, got {beams}")
+    limits.at_most("beams", beams, limits.BEAMS)
     torch.manual_seed(seed)
     options: dict[str, Any] = {"do_sample": temperature > 0, "num_beams": beams}
     if temperature > 0:

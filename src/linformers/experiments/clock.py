@@ -1,0 +1,153 @@
+"""How long a comparison may take: a range, from the operations of its models and from what this machine did.
+
+Axes: n positions, t target positions, m keys that a query sees, k slots, d channels.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from linformers.experiments.measure import SGEMM_SIZE, cpu_model, interleave, pinned, sgemm_rate, sgemm_step
+from linformers.experiments.runs import RESULTS, read_json
+from linformers.experiments.sweep import Cell
+from linformers.training.settings import Settings, decoder_slots
+
+ROUNDS = 12  # how often the matrix product is measured
+BUSY = 1.5  # rates that differ by more than this are said to
+
+
+class Range(NamedTuple):
+    """Between how many seconds something may take."""
+
+    least: float
+    most: float
+
+    def __str__(self) -> str:
+        least, most = duration(self.least), duration(self.most)
+        return least if least == most else f"{least} to {most}"
+
+
+class Clock:
+    """How long the cells of a comparison may take: from those that are done, and from arithmetic before there are any.
+
+    Args:
+        vocabulary: tokens, for the size of the output.
+        rates: floating-point operations a second of a large matrix product, one for each time that it was measured.
+    """
+
+    START = Range(5.0, 30.0)  # seconds of imports, reading and testing
+    SHARE = Range(0.2, 0.7)  # of the rate of a large matrix product, which small models reach
+    SPREAD = 1.25  # how much longer or shorter than cells before it one may take
+
+    def __init__(self, vocabulary: int, rates: Sequence[float]) -> None:
+        self.vocabulary, self.rates = vocabulary, rates
+        self.known: list[float] = []  # operations a second, of each cell that is done
+
+    def seconds(self, cell: Cell) -> Range:
+        """What a whole cell is expected to take."""
+        least, most = self.rate()
+        work = updates(cell.settings) * operations(cell.settings, self.vocabulary)
+        return Range(self.START.least + work / most, self.START.most + work / least)
+
+    def rate(self) -> Range:
+        """Operations a second that a cell reaches, at least and at most."""
+        if self.known:
+            return Range(min(self.known) / self.SPREAD, max(self.known) * self.SPREAD)
+        slow, fast = self.usual()
+        return Range(self.SHARE.least * slow, self.SHARE.most * fast)
+
+    def measured(self) -> str:
+        """What the expectation comes from."""
+        if self.known:
+            return f"from {len(self.known)} finished cell{'s' * (len(self.known) > 1)}"
+        slow, fast = self.usual()
+        busy = f"; other work is going on here, it varied by {fast / slow:.1f} times" if fast > BUSY * slow else ""
+        return (
+            f"from the operations of the models, and a matrix product of {SGEMM_SIZE} x {SGEMM_SIZE} on {cpu_model()}: "
+            f"{slow / 1e9:,.3g} to {fast / 1e9:,.3g} Gflop/s{busy}; the first cells tell more"
+        )
+
+    def usual(self) -> Range:
+        """The rates of the matrix product, without the slowest quarter: one moment says little."""
+        return Range(sorted(self.rates)[len(self.rates) // 4], max(self.rates))
+
+    def learn(self, cell: Cell, out: Path) -> None:
+        """Take the time of a finished cell into account."""
+        try:
+            seconds = read_json(cell.directory(out) / RESULTS).get("seconds")
+        except (OSError, ValueError):
+            return
+        if isinstance(seconds, int | float) and seconds > 0:
+            self.known.append(updates(cell.settings) * operations(cell.settings, self.vocabulary) / seconds)
+
+
+def updates(settings: Settings) -> float:
+    """How often an example is read in training, with what its gradients take: three times a pass."""
+    return 3.0 * settings.batch_size * settings.accumulation * settings.max_steps
+
+
+def operations(settings: Settings, vocabulary: int) -> float:
+    """Multiplications and additions of one pass over one example of full length."""
+    d, n = settings.width, settings.n
+    asked = {"mlm": settings.mask_share, "classify": 0.0}.get(settings.task, 1.0)
+    forward = 2 * d * settings.feedforward * (3 if settings.gated else 2)  # of each position
+    if settings.task != "seq2seq":
+        layer = n * (forward + attention(settings, n, settings.k, settings.task == "clm"))
+        return settings.depth * layer + n * asked * 2 * d * vocabulary
+    t, in_slots = settings.target_n, settings.cross_attention == "linformer"
+    encoder = n * (forward + attention(settings, n, settings.k, False))
+    decoder = t * (forward + attention(settings, t, decoder_slots(settings.k, n, t), True))
+    # Queries and outputs of the target, keys and values of the source, and what each target position looks at.
+    m = min(settings.k, n) if in_slots else n
+    cross = t * (4 * d * d + 4 * d * m) + (slots(settings, n, m) if in_slots else n * 4 * d * d)
+    return settings.depth * (encoder + decoder + cross) + t * 2 * d * vocabulary
+
+
+def attention(settings: Settings, n: int, k: int, causal: bool) -> float:
+    """The operations of self-attention for one of ``n`` positions."""
+    d, kind = settings.width, settings.attention
+    if kind == "none":
+        return 0.0
+    near = 2 * (settings.block_size or min(n, 64)) if causal else 3 * settings.local_window
+    m = {"full": n, "local": min(n, near)}.get(kind, k + min(n, near))
+    maps = 8.0 * d * d
+    if kind == "linformer" and not near:
+        maps = 4 * d * d + slots(settings, n, k) / n  # keys and values of slots alone
+    elif kind == "linformer":
+        maps += 4 * d * k * (settings.block_size or n) / n if causal else 4 * d * k
+    return maps + 4 * d * m
+
+
+def slots(settings: Settings, n: int, k: int) -> float:
+    """The operations that make keys and values of ``k`` slots from ``n`` positions."""
+    d = settings.width
+    shared = settings.sharing in ("kv", "layerwise")  # keys and values are of the same mixture
+    if settings.method not in ("learnable", "no_params"):
+        return 4.0 * d * d * min(n, k)
+    if settings.sharing == "none":
+        return n * (4.0 * d * d + 4 * d * k)
+    return (2.0 if shared else 4.0) * d * k * n + 4 * d * d * k
+
+
+def total(ranges: Iterable[Range]) -> Range:
+    """How long all of it may take."""
+    found = list(ranges)
+    return Range(sum(one.least for one in found), sum(one.most for one in found))
+
+
+def duration(seconds: float) -> str:
+    """A time to be read."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:,.0f} days"
+
+
+def machine_rates(threads: int) -> list[float]:
+    """Floating-point operations a second of a large matrix product, several times."""
+    with pinned(threads):
+        step = sgemm_step()
+        step()
+        times = [interleave({"sgemm": step}, 1, warm=True)["sgemm"].seconds for _ in range(ROUNDS)]
+    return [sgemm_rate(seconds) for seconds in times]

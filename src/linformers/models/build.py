@@ -1,0 +1,100 @@
+"""The layers of a stack, and the projections that they share, from its options.
+
+Axes: n positions, k slots.
+"""
+
+from typing import Any
+
+from linformers.models.options import StackOptions
+from linformers.nn.attention import Attention
+from linformers.nn.feedforward import FeedForward
+from linformers.nn.layer import Layer
+from linformers.nn.mixing import LocalMixing
+from linformers.ops.blocks import block_sizes
+from linformers.projections.base import Projection
+from linformers.projections.make import make_projection, slots_per_layer
+
+
+def build(options: StackOptions) -> tuple[Projection | None, Projection | None, list[Layer]]:
+    """The projection of all layers, that of their contexts, and the layers.
+
+    The first two are None where every layer has its own, or none.
+    """
+    # What the projections of self-attention shorten: the whole input, or one block of a causal stack.
+    size, context_size = options.input_size, options.context_size
+    length, totals = size, slots_per_layer(options.dim_k, options.depth, options.k_reduce_by_layer)
+    slots, across = totals, [min(options.context_k or k, context_size or k) for k in totals]
+    block = options.local_window
+    if options.causal and options.kind == "linformer":
+        length = block = block_sizes(size, totals[0], options.block_size)[0]
+        slots = [block_sizes(size, k, block)[1] for k in totals]
+    elif options.causal:
+        block = options.block_size or min(64, size)
+
+    layerwise = options.parameter_sharing == "layerwise"
+    shared = context_shared = None
+    if layerwise and options.kind == "linformer":
+        shared = project(options, length, max(slots))
+    if layerwise and options.cross_kind == "linformer" and context_size:
+        context_shared = project(options, context_size, max(across))
+
+    def attend(width: int, length: int, slots: int, kind: str, **others: Any) -> Attention:
+        return Attention(
+            width,
+            heads=options.nhead,
+            head_dim=options.head_dim,
+            kv_heads=options.groups,
+            kind=kind,
+            projection=project(options, length, slots) if kind == "linformer" and not layerwise else None,
+            slots=slots,
+            dropout=options.dropout,
+            out_hidden=options.w_o_intermediate_dim,
+            bias=options.qkv_bias,
+            by_head=options.checkpoint_level == "C2",
+            **others,
+        )
+
+    layers, inner, last = [], options.ff_intermediate or options.channels, options.depth - 1
+    for i in range(options.depth):
+        width, out_width = (options.channels if i == 0 else inner), (options.channels if i == last else inner)
+        mixing = LocalMixing(width, options.local_kernel, causal=options.causal) if options.local_kernel else None
+        own = cross = ff = None
+        if options.kind != "none":
+            own = attend(width, length, slots[i], options.kind, k=totals[i], block=block, causal=options.causal)
+        if context_size:  # cross-attention is there whatever self-attention is: nothing else reads the context
+            channels = options.context_channels or options.channels
+            cross = attend(width, context_size, across[i], options.cross_kind, context_channels=channels)
+        if options.include_ff:
+            ff = FeedForward(
+                width,
+                options.dim_ff,
+                out_width,
+                dropout=options.dropout_ff,
+                activation=options.activation,
+                gated=options.gated,
+            )
+        norms = options.norm, options.norm_eps
+        layers.append(Layer(i, width, out_width, *norms, mixing=mixing, attention=own, cross=cross, ff=ff))
+    return shared, context_shared, layers
+
+
+def project(options: StackOptions, length: int, k: int) -> Projection:
+    """A projection of ``length`` positions to ``k`` slots.
+
+    Raises:
+        ValueError: if the method is a projection of the user's own that has other sizes.
+    """
+    made = make_projection(
+        length,
+        k,
+        heads=options.groups,
+        sharing=options.parameter_sharing,
+        method=options.method,
+        start=options.start,
+    )
+    if made.max_len != length or made.k < k or made.heads not in (1, options.groups):
+        raise ValueError(
+            f"method is a projection of {made.max_len} positions to {made.k} slots with {made.heads} heads, but this "
+            f"stack needs one of {length} positions to {k} slots with 1 or {options.groups} heads"
+        )
+    return made

@@ -1,0 +1,44 @@
+"""Defaults in the documentation of settings, so that no number is written twice."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+
+def with_defaults(
+    text: str,
+    names: Collection[str],
+    defaults: Mapping[str, Any],
+    presets: Mapping[str, Mapping[str, Any]],
+    vocabulary: Mapping[str, int],
+) -> str:
+    """The documentation of settings, each with its default, where it does not say that in words.
+
+    Args:
+        text: a section with the name of each setting on a line of its own.
+        names: of all settings.
+        defaults: of settings that have one whatever the preset is.
+        presets: what each preset says.
+        vocabulary: replaces ``{vocabulary}``.
+    """
+    lines: list[str] = []
+    name = ""
+    for line in [*text.splitlines(), ""]:
+        if (line.strip() in names or not line.strip()) and name:  # the one before ends here
+            lines[-1] += default_of(name, defaults, presets)
+        name = line.strip() if line.strip() in names else name if line.strip() else ""
+        lines.append(line.replace("{vocabulary}", by_preset(vocabulary)))
+    return "\n".join(lines)
+
+
+def default_of(name: str, defaults: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> str:
+    """A sentence about the default of a setting; nothing if it depends on the others."""
+    if name in defaults:
+        value = defaults[name]
+        return f" Default: {('yes' if value else 'no') if isinstance(value, bool) else value}."
+    values = {preset: sizes[name] for preset, sizes in presets.items() if name in sizes}
+    return f" Default by preset: {by_preset(values)}." if values else ""
+
+
+def by_preset(values: Mapping[str, Any]) -> str:
+    """A value for each preset."""
+    return ", ".join(f"{preset} {value:,}" for preset, value in values.items())

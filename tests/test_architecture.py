@@ -1,0 +1,94 @@
+"""The layout is the architecture: a folder imports only from those above it in the list."""
+
+import ast
+from pathlib import Path
+
+import linformers
+
+SOURCE = Path(linformers.__file__).parent
+# From the bottom up. Folders on one line do not know each other.
+LAYERS = (
+    ("checks", "extras", "limits", "notice", "watch"),
+    ("files",),
+    ("ops",),
+    ("projections",),
+    ("nn",),
+    ("models",),
+    ("pretrained",),
+    ("hf", "keras", "linearize"),
+    ("export",),
+    ("data",),
+    ("training",),
+    ("experiments",),
+    ("cli",),
+    ("_moved",),
+    ("__init__", "__main__"),
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def folder(path: Path) -> str:
+    """The folder of a file of the package, or its own name if it is in none."""
+    return path.relative_to(SOURCE).with_suffix("").parts[0]
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """Line and module of everything that a file imports from the package, wherever in the file it does so."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            found += [
+                (node.lineno, f"{module}.{alias.name}" if module == "linformers" else module) for alias in node.names
+            ]
+    return [(line, module) for line, module in found if module.split(".")[0] == "linformers"]
+
+
+def test_every_folder_has_a_place():
+    assert {folder(path) for path in SOURCE.rglob("*.py")} == set(LEVEL)
+
+
+def test_folders_import_only_from_those_above():
+    wrong = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        own = folder(path)
+        for line, module in imports(path):
+            names = module.split(".")[1:]
+            other = names[0] if names and names[0] in LEVEL else "__init__"
+            if other == "__init__" and names == ["__version__"]:
+                continue
+            if other != own and LEVEL[other] >= LEVEL[own]:
+                wrong.append(f"{path.relative_to(SOURCE)}:{line} imports {module}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_no_module_imports_itself_in_a_circle():
+    """Also not inside functions: a lazy import would hide it."""
+    modules = {}
+    for path in SOURCE.rglob("*.py"):
+        parts = ["linformers", *path.relative_to(SOURCE).with_suffix("").parts]
+        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph = {
+        name: {module for _, module in imports(path) if module in modules and module != name}
+        for name, path in modules.items()
+        if path.name != "__init__.py"  # a folder's __init__ gathers what its files define
+    }
+    done: set[str] = set()
+
+    def visit(name: str, way: list[str]) -> None:
+        assert name not in way, " -> ".join([*way[way.index(name) :], name])
+        if name not in done:
+            for other in sorted(graph.get(name, ())):
+                visit(other, [*way, name])
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, [])
+
+
+def test_files_do_one_thing():
+    """At 400 lines a file has a second job."""
+    long = {path.name: n for path in SOURCE.rglob("*.py") if (n := len(path.read_text().splitlines())) > 400}
+    assert not long
