@@ -1,11 +1,21 @@
 # `make demo` and `make test` each do all of their own set-up, in .venv and nowhere else, and skip it the next time.
-.PHONY: demo test quick lint types tests tests-keras clean
 .DELETE_ON_ERROR:
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+# The slowest first.
+KERAS := keras-jax keras-torch keras-tensorflow
+CHOICE := -m 'not thorough'
+PYTEST = $(BIN)/pytest -n 2 --dist worksteal $(CHOICE)
+# Of opened slots those of models: their many cases take as long as all others.
+QUICK := $(filter-out tests/ops/test_opened%,$(wildcard tests/ops/test_*.py)) tests/models/test_opened_models.py \
+	$(addprefix tests/,test_architecture.py test_import.py test_options.py test_watch.py projections \
+	$(addprefix nn/test_,laws.py memory.py causal.py multihead.py multihead_arguments.py long.py) \
+	$(addprefix models/test_,stack_identity.py stack_padding.py stack_causal.py streaming.py) \
+	hf/test_hf_core.py saved)
+.PHONY: demo test thorough quick lint types tests $(KERAS) clean
 
 # The same command again goes on where it was stopped, or only shows the table.
 demo: $(VENV)/.cli,train
@@ -13,12 +23,19 @@ demo: $(VENV)/.cli,train
 		--width 128 --depth 2 --heads 4 --batch-size 8 --learning-rate 0.002 --max-steps 400 --out runs/demo
 	$(BIN)/linformers report runs/demo --out runs/demo/report.html
 
-test: lint types tests tests-keras
+# What must pass before a change lands: at most 10 minutes on 2 quiet cores.
+test: lint
+	$(MAKE) -j 2 $(KERAS) types
+	$(MAKE) tests
 
-# What a change most likely breaks.
-quick: lint $(VENV)/.dev
-	$(BIN)/pytest -n 2 --dist worksteal tests/test_architecture.py tests/test_import.py tests/test_functional.py tests/test_blocks.py \
-		tests/test_attention.py tests/test_causal.py tests/test_shorten.py tests/test_streaming.py tests/hf/test_hf_core.py tests/saved
+# All of that and what takes longer: runs that are killed again and again, every size, whole products of options. Before a release.
+thorough: lint
+	$(MAKE) -j 2 $(KERAS) types CHOICE=
+	$(MAKE) tests CHOICE=
+
+# What a change most likely breaks, in less than 90 seconds.
+quick: lint
+	$(PYTEST) $(QUICK)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -28,12 +45,11 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 tests: $(VENV)/.dev
-	$(BIN)/pytest -n 2 --dist worksteal --ignore tests/keras
+	$(PYTEST) --ignore tests/keras
 
 # A process has one backend, from its first import on.
-tests-keras: $(VENV)/.dev
-	for backend in torch jax tensorflow; do \
-		KERAS_BACKEND=$$backend $(BIN)/pytest -n 2 --dist worksteal tests/keras || exit 1; done
+$(KERAS): keras-%: $(VENV)/.dev
+	KERAS_BACKEND=$* $(BIN)/pytest $(CHOICE) tests/keras
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "linformers needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }

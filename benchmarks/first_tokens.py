@@ -1,4 +1,4 @@
-"""How far the first tokens of a text go: the most frequent class for each beginning, counted in the training part.
+"""Accuracy from the first tokens alone: predict the most frequent class of each beginning in the training part.
 
 linformers prepare --kind labelled --out listops
 python benchmarks/first_tokens.py listops
@@ -14,7 +14,7 @@ COUNTED = 60_000
 
 
 def main() -> None:
-    """Print the share of the test part that beginnings of one, two and three tokens get right."""
+    """Print the accuracy on the test part with beginnings of one, two and three tokens."""
     data = load(sys.argv[1])
     train, test = (Examples(data, part, "classify", max_length=4096) for part in ("train", "test"))
     for size in (1, 2, 3):

@@ -1,9 +1,9 @@
-"""What one attention layer costs beyond its products: the layer against the bare torch calls, and against itself with all gradients by
-autograd (see ``linformers.ops.cpu``), in turns.
+"""The overhead of one attention layer: its time against that of the bare torch calls, and against its own with all gradients by
+autograd (see ``linformers.ops.cpu``), interleaved.
 
     python benchmarks/floor.py --n 8192
 
-Above 1, the other takes longer. Five repetitions, because the machine is shared: what they differ by is noise.
+Above 1, the other takes longer. Five repetitions, because the machine is shared: their spread is noise.
 """
 
 import argparse
@@ -23,7 +23,7 @@ D, HEADS, K = 512, 8, 256
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=6)

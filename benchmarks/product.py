@@ -1,4 +1,4 @@
-"""One projection for a batch: a product for each sample against torch's matmul, both with their gradients, in turns.
+"""One projection for a batch: a product for each sample against torch's matmul, both with gradients, interleaved.
 
 python benchmarks/product.py
 """

@@ -1,8 +1,9 @@
-"""Learning with full attention, Linformer, exact neighbours only, and no attention: same budget, several seeds.
+"""Train with full attention, Linformer, exact neighbours only, and no attention: same budget, several seeds.
 
-Each cell (task, contender, seed) is one line of a JSON file; a cell that is there already is not run again. Run for example:
+Each cell (task, contender, seed) is one line of a JSON file; a cell that is in the file is not run again. For example:
 
     python benchmarks/quality.py clm --text corpus/ --seeds 3 --out results.jsonl
+    python benchmarks/quality.py mqar --n 64 --pairs 4 --k 16 --block 8 --vocabulary 1024 --contenders full "causal local" "causal content"
     python benchmarks/quality.py --table results.jsonl
 """
 
@@ -30,7 +31,7 @@ IGNORE = -100
 
 
 class Text:
-    """A corpus as byte-level BPE pieces, cut into a training and a held-out part by document."""
+    """A corpus as byte-level BPE tokens, split by document into a training and a held-out part."""
 
     def __init__(self, folder: str | None, vocabulary: int) -> None:
         if folder is None:
@@ -70,8 +71,30 @@ def docstrings(name: str) -> str:
     return "\n".join(ast.get_docstring(node) or "" for node in ast.walk(tree) if isinstance(node, documented))
 
 
-def batch_of(task: str, text: Text | None, batch: int, n: int, g: torch.Generator, held: bool) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, both ``(batch, n)``; IGNORE where nothing is asked."""
+def associations(batch: int, n: int, pairs: int, vocabulary: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Multi-query associative recall (Arora et al. 2023): keys with a value each, then every key again, at distances from a power law.
+
+    Keys are from the first half of the vocabulary, values and fillers from the second; only the values at repeated keys are scored.
+    """
+    half, room = vocabulary // 2, (n - 2 * pairs) // 2
+    keys = 1 + torch.stack([torch.randperm(half - 1, generator=g)[:pairs] for _ in range(batch)])
+    values = half + torch.randint(vocabulary - half, (batch, pairs), generator=g)
+    near = torch.arange(1, room + 1, dtype=torch.float64) ** (0.01 - 1)  # as in the paper: most distances are short
+    gaps = torch.multinomial(near.expand(batch, room), pairs, replacement=False, generator=g)
+    x = half + torch.randint(vocabulary - half, (batch, n), generator=g)
+    x[:, : 2 * pairs] = torch.stack([keys, values], 2).flatten(1)
+    place = 2 * pairs + 2 * gaps
+    y = torch.full_like(x, IGNORE)
+    return x.scatter(1, place, keys), y.scatter(1, place, values)
+
+
+def batch_of(
+    task: str, text: Text | None, args: argparse.Namespace, g: torch.Generator, held: bool
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, both ``(batch, n)``; IGNORE where nothing is scored."""
+    batch, n = args.batch, args.n
+    if task == "mqar":
+        return associations(batch, n, args.pairs, args.vocabulary, g)
     if task in ("mlm", "clm"):
         tokens = text.sample(batch, n + 1, g, held)
         if task == "clm":
@@ -111,15 +134,24 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "causal linformer segments": {"block_size": 64, "start": "segments"},
     "causal linformer mean": {"block_size": 64, "method": "mean"},
     "causal local": {"attention": "local", "block_size": 64},
+    "causal content": {"method": "content", "block_size": 64, "parameter_sharing": "none"},
+    "causal content shared": {"method": "content", "block_size": 64, "parameter_sharing": "kv"},
+    "causal opened": {"method": "mean", "block_size": 64, "open_slots": 4},
+    "content": {"method": "content", "parameter_sharing": "none"},
+    "opened": {"method": "mean", "open_slots": 4},
 }
 
 
 def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.Namespace) -> dict[str, Any]:
-    """Train one cell, and measure it on what it has not seen."""
+    """Train one cell, and evaluate it on held-out data."""
     torch.manual_seed(seed)
-    tokens = text.vocabulary if text else 160
+    tokens = args.vocabulary if text or task == "mqar" else 160
     options = {"local_kernel": args.local_kernel, **CONTENDERS[contender]}
-    if task == "clm":
+    if "block_size" in options and args.block:
+        options["block_size"] = args.block
+    if options.get("open_slots") and args.open_slots:
+        options["open_slots"] = args.open_slots
+    if task in ("clm", "mqar"):
         options["causal"] = True
     model = LinformerLM(
         tokens,
@@ -152,7 +184,7 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
     generator = torch.Generator().manual_seed(seed)
     began = time.perf_counter()
     for _ in range(args.steps):
-        x, y = batch_of(task, text, args.batch, args.n, generator, held=False)
+        x, y = batch_of(task, text, args, generator, held=False)
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=IGNORE)
         optimizer.zero_grad()
         loss.backward()
@@ -165,7 +197,7 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
     total, right, count = 0.0, 0, 0
     with torch.no_grad():
         for _ in range(args.eval_batches):
-            x, y = batch_of(task, text, args.batch, args.n, generator, held=True)
+            x, y = batch_of(task, text, args, generator, held=True)
             logits, y = model(x).flatten(0, 1), y.flatten()
             total += F.cross_entropy(logits, y, ignore_index=IGNORE, reduction="sum").item()
             asked = y != IGNORE
@@ -175,7 +207,7 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
 
 
 def table(path: str) -> None:
-    """Print the mean over seeds of every contender, and the share of full attention's gain over none that it keeps."""
+    """Print the mean over seeds of every contender, and its share of full attention's gain over no attention."""
     groups: dict[str, dict[str, list[dict[str, Any]]]] = defaultdict(lambda: defaultdict(list))
     for line in Path(path).read_text().splitlines():
         cell = json.loads(line)
@@ -201,7 +233,7 @@ def table(path: str) -> None:
 def main() -> None:
     """Run the cells that are missing, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", nargs="?", choices=("mlm", "clm", "count", "recall"))
+    parser.add_argument("task", nargs="?", choices=("mlm", "clm", "count", "recall", "mqar"))
     parser.add_argument("--contenders", nargs="+", default=["full", "none", "linformer"], choices=CONTENDERS)
     parser.add_argument("--text", help="a folder of .txt files; Python's own documentation if left out")
     parser.add_argument("--seeds", type=int, default=3)
@@ -211,6 +243,9 @@ def main() -> None:
     parser.add_argument("--eval-batches", type=int, default=50)
     parser.add_argument("--n", type=int, default=256)
     parser.add_argument("--k", type=int, default=64)
+    parser.add_argument("--block", type=int, default=0, help="positions of a block of causal contenders, if not 64")
+    parser.add_argument("--pairs", type=int, default=4, help="keys with their values, for mqar")
+    parser.add_argument("--open-slots", type=int, default=0, help="slots that a query opens, if not 4")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--depth", type=int, default=2)
@@ -247,6 +282,7 @@ def main() -> None:
         "projection_rate",
         "local_kernel",
         "positions",
+        *(name for name in ("block", "pairs", "open_slots") if getattr(args, name) != parser.get_default(name)),
     )
     for seed in range(args.seeds):
         for contender in args.contenders:

@@ -1,7 +1,7 @@
 """A stack of two layers over 262,144 positions: forward, and a training step, with and without dropout.
 
 python benchmarks/quarter_million.py linformers 0.1
-python benchmarks/quarter_million.py linformer_pytorch 0.1     # the package beside it, with the same options
+python benchmarks/quarter_million.py linformer_pytorch 0.1     # another package, with the same options
 """
 
 import importlib
@@ -15,7 +15,7 @@ N = 262_144
 
 
 def main() -> None:
-    """Print the faster of two runs of each."""
+    """Print the faster of two runs of each pass."""
     package, dropout = sys.argv[1], float(sys.argv[2])
     torch.manual_seed(0)
     torch.set_num_threads(2)

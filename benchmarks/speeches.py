@@ -1,7 +1,7 @@
-"""When was a speech given? Whole speeches with Linformer, against full attention on as much of them as takes the same time.
+"""Predict the period of a speech: Linformer on long inputs, against full attention on shorter ones that take about the same time.
 
-Files are named by year (`1790_george_washington.txt`); periods are the classes. Every speech is tested once, by a model that has not seen
-it: the speeches are dealt to folds, period by period. A fold that is done is not run again.
+Files are named by year (`1790_george_washington.txt`); periods are the classes. Cross-validation: every speech is tested once, by
+a model that has not seen it, and every fold has speeches of all periods. A finished fold is not run again.
 
     python benchmarks/speeches.py sotu --out runs/speeches --attention linformer --n 8192
     python benchmarks/speeches.py sotu --out runs/speeches --attention full --n 2048
@@ -21,7 +21,7 @@ from linformers.data import prepare
 from linformers.training import Settings, classify, load_run, train
 
 BOUNDS = (1830, 1870, 1910, 1950, 1990)  # six periods
-Z = 1.96  # of a 95 % interval
+Z = 1.96  # normal quantile of a 95 % interval
 
 
 def period(path: Path) -> str:
@@ -33,21 +33,21 @@ def period(path: Path) -> str:
 
 
 def deal(files: list[Path], folds: int) -> list[list[Path]]:
-    """The speeches of each fold; every period is spread over all."""
+    """The speeches of each fold; every period is spread over all folds."""
     shuffled = random.Random(0).sample(files, len(files))
     shuffled.sort(key=period)
     return [shuffled[i::folds] for i in range(folds)]
 
 
 def rows(path: Path, files: list[Path]) -> str:
-    """A file of JSON lines with the text and the period of each speech."""
+    """Write a file of JSON lines with the text and the period of each speech, and return its name."""
     lines = [{"text": file.read_text(errors="replace"), "label": period(file)} for file in files]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)
 
 
 def run_fold(parts: list[list[Path]], i: int, folder: Path, settings: Settings) -> dict[str, Any]:
-    """Train on all folds but one, and name the periods of that one."""
+    """Train on all folds but one, and predict the periods of that one."""
     folder.mkdir(parents=True, exist_ok=True)
     held, rest = parts[i], [file for j, part in enumerate(parts) if j != i for file in part]
     sources, test = [rows(folder / "train.jsonl", rest)], [rows(folder / "test.jsonl", held)]

@@ -18,9 +18,9 @@ from pathlib import Path
 
 
 def recall(generator: random.Random, length: int) -> str:
-    """Every key once with its value; then every key again, in another order: half of the values can be known.
+    """Every key once with its value, then every key again with its value, in another order: half of the values are predictable.
 
-    With the mark that ends a document it has ``length`` tokens, so that documents joined for a causal model lie in its windows.
+    With the end-of-document token it has ``length`` tokens, so that packed documents align with the windows of a causal model.
     """
     keys = [f"k{i}" for i in range((length - 3) // 4)]
     value = {key: f"v{generator.randrange(16)}" for key in keys}
@@ -32,18 +32,18 @@ def recall(generator: random.Random, length: int) -> str:
 
 
 def copy(generator: random.Random, length: int) -> str:
-    """Words at random, a half to the whole length of them."""
+    """Random words, between half the length and the full length."""
     return " ".join(f"w{generator.randrange(32)}" for _ in range(generator.randint(length // 2, length)))
 
 
 def echo(generator: random.Random, length: int) -> tuple[str, str]:
-    """Words that say nothing, and others, said twice: the second half of the target can be known, from its first half."""
+    """A source of unrelated words, and a target of words said twice: its second half is predictable from its first."""
     half = [f"w{generator.randrange(32)}" for _ in range(length // 2)]
     return " ".join(f"w{generator.randrange(32)}" for _ in range(8)), " ".join(half + half)
 
 
 def count(generator: random.Random, length: int) -> tuple[str, str]:
-    """A word, and a text in which it stands 0 to 9 times, anywhere, and how often that is."""
+    """A word and a text in which it occurs 0 to 9 times, at random places; and the number of times."""
     kinds = [f"w{i}" for i in range(32)]
     asked, often = generator.choice(kinds), generator.randrange(10)
     others = [kind for kind in kinds if kind != asked]
@@ -53,7 +53,7 @@ def count(generator: random.Random, length: int) -> tuple[str, str]:
 
 
 def majority(generator: random.Random, length: int) -> tuple[str, str]:
-    """A letter, a text of letters with a digit, and which digit that letter has most often; each letter favours one."""
+    """A letter, then letters with a digit each; and the digit that this letter has most often. Each letter favours one digit."""
     letters, digits = "abcd", "0123"
     favourite = {letter: generator.choice(digits) for letter in letters}
     asked = generator.choice(letters)
@@ -65,13 +65,13 @@ def majority(generator: random.Random, length: int) -> tuple[str, str]:
 
 
 def lines(path: Path, texts: Iterator[str]) -> None:
-    """Write a text on each line."""
+    """Write one text on each line."""
     with path.open("w") as file:
         file.writelines(f"{text}\n" for text in texts)
 
 
 def main() -> None:
-    """Write one task."""
+    """Write the files of one task."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=("recall", "copy", "echo", "count", "majority"))
     parser.add_argument("--out", type=Path, default=Path("tasks"))

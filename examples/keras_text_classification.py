@@ -1,7 +1,7 @@
 """Classify long texts with Keras, from text files to ``evaluate``.
 
 The data is a folder with one sub-folder for each class, which holds the texts of that class as ``.txt`` files. Without
-``--data`` a small made-up set is written first: reports whose two words of interest drown in hundreds of others.
+``--data`` a small artificial set is written first: reports in which two informative words are among hundreds of others.
 
     KERAS_BACKEND=torch python examples/keras_text_classification.py
     KERAS_BACKEND=jax python examples/keras_text_classification.py --data reviews --max-len 2048 --k 128 --epochs 3
@@ -41,7 +41,7 @@ def read(folder: Path) -> tuple[list[list[str]], list[int], list[str]]:
 
 
 def write_made_up(folder: Path, samples: int, length: int) -> None:
-    """Weather reports in which a few words, far apart, tell the class."""
+    """Write weather reports in which a few words, far apart, determine the class."""
     rng = random.Random(1)
     filler = [f"word{i}" for i in range(200)]
     for name, telling in {
@@ -58,7 +58,7 @@ def write_made_up(folder: Path, samples: int, length: int) -> None:
 
 
 def make_vocabulary(texts: Iterable[list[str]], size: int) -> dict[str, int]:
-    """Numbers for the commonest words; 0 is padding and 1 stands for all others."""
+    """Numbers for the most frequent words; 0 is padding and 1 stands for all others."""
     counts = Counter(word for text in texts for word in text)
     return {word: i for i, (word, _) in enumerate(counts.most_common(size - 2), start=2)}
 
@@ -73,7 +73,7 @@ def encode(texts: list[list[str]], vocabulary: dict[str, int], max_len: int) -> 
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
-    """Read or make the texts, train, and return the figures of the test."""
+    """Read or make the texts, train, and return the test metrics."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with one sub-folder of .txt files for each class")
     parser.add_argument("--samples", type=int, default=60, help="made-up texts in each class")
@@ -110,7 +110,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
         dropout=0.1,
         full_attn=False,
         num_classes=len(classes),
-        start="segments",  # a random start wants far more texts
+        start="segments",  # random initial values need far more texts
     )
     print(f"{model.num_params():,} parameters")
     model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"])

@@ -8,6 +8,13 @@ from linformers import LinearMultiheadAttention
 
 METHODS = ("learnable", "convolution", "mean", "max", "no_params")
 SHARINGS = ("none", "headwise", "kv", "layerwise")
+# The projections of one layer that differ: means and maxima have nothing to share, and "layerwise" is "kv" to a layer.
+STORED = ("learnable", "convolution", "no_params")
+PROJECTIONS = (
+    *((method, sharing) for method in STORED for sharing in ("none", "headwise", "kv")),
+    ("mean", "none"),
+    ("max", "none"),
+)
 MASKS = ("none", "trailing", "holes", "empty row")
 
 # Different primes, so that swapped axes do not fit: b batch, h heads, n queries, s keys, N longest, k slots.

@@ -1,6 +1,12 @@
-"""What every test has: fixed seeds, one thread for each worker, and examples that hypothesis draws the same way each time."""
+"""What every test has: fixed seeds, one thread for each worker, no hub, and examples that hypothesis draws the same way each time."""
 
+import gc
 import os
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 
 import pytest
 import torch
@@ -13,6 +19,10 @@ settings.load_profile("linformers")
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
     torch.set_num_threads(1)
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what was imported stays, and need not be searched for garbage again and again
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,9 @@
 Sizes are different primes where the arithmetic of blocks allows it: N longest input, C block, K slots of a causal stack.
 """
 
+from collections.abc import Iterable
+
+import pytest
 import torch
 from comparison import outputs_and_gradients
 from torch import Tensor, nn
@@ -12,6 +15,7 @@ from linformers import Linformer, LinformerClassifier, LinformerEncDec, Linforme
 N, C, R = 21, 3, 2
 K = N * R // C
 VOCABULARY, CLASSES = 17, 5
+POOLINGS = ("mean", "first", "attention")
 SIZES = {"nhead": 2, "dim_ff": 11, "depth": 2, "dropout": 0.0, "dropout_ff": 0.0}
 CHANNELS = 10
 
@@ -81,9 +85,74 @@ STACKS = {f"encoder, {name}": options for name, options in ENCODERS.items()} | {
 }
 
 
-def by_name(cases: dict) -> dict:
-    """For ``pytest.mark.parametrize``: the values of ``cases``, with their names as ids."""
-    return {"argvalues": list(cases.values()), "ids": list(cases)}
+# Options that work on each position alone, or choose who stores a matrix, are the same in both kinds of stack; so is what two others
+# combine. Each is tested in one kind, and in the other by `make thorough`.
+REPEATED = {
+    *(
+        f"encoder, {name}"
+        for name in (
+            "sharing headwise",
+            "convolution, sharing none",
+            "no_params",
+            "one kv head",
+            "biases",
+            "rotary, sharing none",
+            "full",
+            "no feed-forward",
+            "inner width",
+            "segments",
+            "C1",
+            "reversible C2",
+            "list of k, mean",
+            "window, reversible",
+            "window C2",
+        )
+    ),
+    *(
+        f"causal, {name}"
+        for name in (
+            "pre-norm",
+            "sharing kv",
+            "convolution",
+            "grouped heads, sharing none",
+            "rotary",
+            "full, grouped, local kernel",
+            "gated",
+            "inner width, pre-norm",
+            "second output map",
+            "C2",
+            "reversible",
+            "list of k, sharing kv",
+            "local, reversible",
+        )
+    ),
+}
+
+
+def by_name(cases: dict, kind: str = "") -> dict:
+    """For ``pytest.mark.parametrize``: the values of ``cases``, with their names as ids.
+
+    Args:
+        kind: ``"encoder, "`` or ``"causal, "`` for stacks of one kind, whose names do not say it.
+    """
+    assert set(REPEATED) <= set(STACKS)
+    values = [
+        pytest.param(case, marks=pytest.mark.thorough) if kind + name in REPEATED else case
+        for name, case in cases.items()
+    ]
+    return {"argvalues": values, "ids": list(cases)}
+
+
+def in_turn(names: Iterable[str]) -> dict:
+    """For what takes long: plain models without and with a mask, the others in turn; all of both by ``make thorough``."""
+    cases = [
+        pytest.param(
+            name, masked, marks=[] if name.endswith("plain") or masked == bool(i % 2) else [pytest.mark.thorough]
+        )
+        for i, name in enumerate(names)
+        for masked in (False, True)
+    ]
+    return {"argnames": ("name", "masked"), "argvalues": cases}
 
 
 def prepare(model: nn.Module) -> nn.Module:

@@ -28,7 +28,7 @@ def attend_blocks(
     """Queries ``(b, h, n, d)``, keys and values ``(b, g, n, d)`` and slots ``(b, g, k, d)`` that are there already.
 
     Returns:
-        The output ``(b, h, n, d)`` and the weights ``(b, h, n, k + 2 c)``, or ``+ 3 c`` both ways.
+        The output ``(b, h, n, d)`` and the weights ``(b, h, n, k + 2 c)``, or ``+ 3 c`` if bidirectional.
     """
     outputs, all_weights = [], []
     for b in range(q.shape[0]):
@@ -86,7 +86,7 @@ def self_attention(
 
     Args:
         maps: weight and bias of the queries, keys, values and outputs.
-        slots_per_block: causal attention; None looks both ways.
+        slots_per_block: the slots of each block, for causal attention; None for bidirectional attention.
         shorten_key: of one block if causal, of the whole sequence if not; None for no slots.
     """
     (wq, bq), (wk, bk), (wv, bv), (wo, bo) = maps

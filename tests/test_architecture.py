@@ -3,12 +3,15 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 import linformers
 
-SOURCE = Path(linformers.__file__).parent
+SOURCE, TESTS = Path(linformers.__file__).parent, Path(__file__).parent
 # From the bottom up. Folders on one line do not know each other.
 LAYERS = (
-    ("checks", "extras", "limits", "notice", "watch"),
+    ("private",),
+    ("checks", "extras", "labels", "limits", "notice", "watch"),
     ("files",),
     ("ops",),
     ("projections",),
@@ -88,7 +91,19 @@ def test_no_module_imports_itself_in_a_circle():
         visit(name, [])
 
 
-def test_files_do_one_thing():
+@pytest.mark.parametrize("folder", [SOURCE, TESTS], ids=["src", "tests"])
+def test_files_do_one_thing(folder):
     """At 400 lines a file has a second job."""
-    long = {path.name: n for path in SOURCE.rglob("*.py") if (n := len(path.read_text().splitlines())) > 400}
+    long = {path.name: n for path in folder.rglob("*.py") if (n := len(path.read_text().splitlines())) > 400}
     assert not long
+
+
+def test_tests_lie_where_their_subject_does():
+    folders = {path.name for path in TESTS.iterdir() if path.is_dir() and any(path.glob("test_*.py"))}
+    assert folders <= {path.name for path in SOURCE.iterdir() if path.is_dir()} | {"saved"}
+
+
+def test_no_two_tests_have_one_file_name():
+    """Test files are modules without a package: pytest would take the second for the first."""
+    names = [path.name for path in TESTS.rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))

@@ -50,7 +50,7 @@ def packages(extra: str, extras: dict[str, list[str]]) -> set[str]:
         ("training", ["train"], set()),
         ("cli", ["cli"], set()),
         # Figures and reports; those that look into a model need what it was trained with.
-        ("experiments", ["cli", "train"], {"cycler"}),  # which matplotlib hands out
+        ("experiments", ["cli", "train"], {"cycler"}),  # which matplotlib depends on
     ],
 )
 def test_an_extra_has_what_its_folder_imports(folder: str, extra: list[str], shared: set[str]) -> None:

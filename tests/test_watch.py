@@ -3,6 +3,7 @@
 import pytest
 import torch
 from comparison import assert_close, make_keep, outputs_and_gradients
+from covering import covering
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
@@ -109,7 +110,6 @@ CHANGES = {
         Shifted,
     )
 }
-changes = pytest.mark.parametrize("change", CHANGES)
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
 
 
@@ -132,10 +132,14 @@ def test_it_is_plain_again_afterwards():
     assert is_plain(linear)
 
 
-@changes
-@pytest.mark.parametrize("mask", ["none", "holes"])
-@pytest.mark.parametrize("sharing", SHARINGS)
-@pytest.mark.parametrize("method", ["learnable", "convolution", "mean", "max"])
+@pytest.mark.parametrize(
+    **covering(
+        method=["learnable", "convolution", "mean", "max"],
+        sharing=SHARINGS,
+        mask=["none", "holes"],
+        change=list(CHANGES),
+    )
+)
 def test_it_gives_what_mapping_all_positions_first_gives(method, sharing, mask, change):
     projection = make_projection(MAX_LEN, K, heads=HEADS, sharing=sharing, method=method, dtype=torch.float64)
     assert shortens_first(projection, torch.empty(B, S, D_IN), nn.Linear(D_IN, D_OUT), HEADS) == projection.linear
@@ -156,8 +160,7 @@ def test_it_gives_what_mapping_all_positions_first_gives(method, sharing, mask, 
     assert_close(found, expected)
 
 
-@changes
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize(**covering(sharing=SHARINGS, change=list(CHANGES)))
 def test_it_takes_effect_in_pieces_too(sharing, change):
     projection = make_projection(MAX_LEN, K, heads=HEADS, sharing=sharing, dtype=torch.float64)
     maps = [CHANGES[change](nn.Linear(D_IN, D_OUT, dtype=torch.float64)) for _ in range(2)]
@@ -181,9 +184,7 @@ def test_a_hook_sees_all_positions(sharing):
     assert seen == dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj"), (B, S, 12))
 
 
-@pytest.mark.parametrize("sharing", [*SHARINGS, "layerwise"])
-@pytest.mark.parametrize("name", ["k_proj", "v_proj"])
-@changes
+@pytest.mark.parametrize(**covering(sharing=[*SHARINGS, "layerwise"], name=["k_proj", "v_proj"], change=list(CHANGES)))
 def test_it_changes_the_output_of_a_model_and_trains(sharing, name, change):
     """Two steps: a weight that is read once, and not computed anew, is an error in the second."""
     model = Linformer(MAX_LEN, 12, K, nhead=3, depth=1, parameter_sharing=sharing, qkv_bias=True, dropout=0.0).double()

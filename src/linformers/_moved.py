@@ -31,6 +31,7 @@ MOVED: dict[str, tuple[str, ...]] = {
     "stack": ("models.stack", "models.options", "ops.masks", "checks"),
     "streaming": ("models.streaming",),
     "visualize": ("models.visualize",),
+    "training.memory": ("training.allocator",),
     "windows": ("models.windows",),
 }
 QUIET = ("streaming",)  # documented as `linformers.streaming`, and so it stays

@@ -1,16 +1,20 @@
 """Checks of arguments that every layer of the library uses."""
 
 from collections.abc import Sequence
+from typing import TypeVar
+
+Choice = TypeVar("Choice", bound=str)
 
 
-def one_of(name: str, value: str, allowed: Sequence[str]) -> str:
+def one_of(name: str, value: str, allowed: Sequence[Choice]) -> Choice:
     """Return ``value`` if it is allowed, else raise a ValueError that lists what is."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
-    return value
+    for one in allowed:
+        if one == value:
+            return one
+    raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
 
 
-def at_least_one(**sizes: int | None) -> None:
+def at_least_one(**sizes: float | None) -> None:
     """Raise a ValueError that names the first size below 1; None is for options that were not given."""
     for name, value in sizes.items():
         if value is not None and value < 1:

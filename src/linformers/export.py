@@ -1,13 +1,12 @@
-"""Saved models as files that run without this package, ONNX or torch.export's programs, each checked before it is kept.
+"""Export saved models to files that run without this package, ONNX or torch.export programs, each checked before it is kept.
 
 Axes: b batch, o choices, n positions, t target positions.
 
 What is exported is the whole forward pass in float32 and eval mode, from token ids and masks (or pixels) to every output tensor; batch and length
-are dynamic. Causal models have no decoding state there: each call reads the whole sequence.
+are dynamic. Exported causal models have no decoding state: each call reads the whole sequence.
 """
 
 import os
-import shutil
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,18 +20,19 @@ from torch.export import Dim
 from linformers.checks import one_of
 from linformers.extras import require
 from linformers.files.checked import read_object
+from linformers.files.whole import beside, scratch
 from linformers.pretrained import load as pretrained
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = 1e-4
-LARGEST_FILE = 1_900_000_000  # protobuf, and with it one ONNX file, ends at 2 GB
+LARGEST_FILE = 1_900_000_000  # a protobuf, and so a single ONNX file, is limited to 2 GB
 
 Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Check:
-    """How far the export was from the model on one input: the largest difference of any output at any real token."""
+    """The largest difference between export and model on one input, over all outputs at real tokens."""
 
     batch: int
     length: int
@@ -60,7 +60,7 @@ class Exported:
 
 
 class TextForward(nn.Module):
-    """What is exported of a model: tensors in, a tuple of tensors out."""
+    """The exported function of a model: tensors in, a tuple of tensors out."""
 
     names: tuple[str, ...] = ("input_ids", "attention_mask")
 
@@ -117,7 +117,7 @@ class ImageForward(TextForward):
 
 
 def load(directory: str | os.PathLike[str]) -> Any:
-    """The model of a run, or of a directory that ``save_pretrained`` wrote, in the class that it was saved in.
+    """Load the model of a run, or of a directory that ``save_pretrained`` wrote, in the class that it was saved in.
 
     Raises:
         ValueError: for a model that is neither of :mod:`linformers.hf` nor linearised.
@@ -130,8 +130,8 @@ def load(directory: str | os.PathLike[str]) -> Any:
         import linformers.hf as known
     elif model_type.startswith("linformers-"):
         import linformers.linearize.encoders as known
-    kind = getattr(known, names[0], None)
-    if not hasattr(kind, "from_pretrained"):
+    kind = pretrained.saved_class(names[:1], known)
+    if kind is None:
         raise ValueError(
             f"{place} holds {names[0] or 'a model'} of type {model_type!r}; export takes the models of linformers.hf and those that "
             "`linformers linearize` wrote"
@@ -158,7 +158,7 @@ def export(
     model: Any,
     path: str | os.PathLike[str],
     *,
-    format: str = "onnx",  # noqa: A002 - the command's word for it
+    format: str = "onnx",  # noqa: A002 - the name of the command's option
     force: bool = False,
     tolerance: float = TOLERANCE,
     external_data: bool | None = None,
@@ -169,16 +169,16 @@ def export(
     The file appears under its name only if every check has passed.
 
     Args:
-        model: of :mod:`linformers.hf`, or linearised by :func:`linformers.linearize.linearize`; turned to float32 and eval mode.
+        model: of :mod:`linformers.hf`, or linearised by :func:`linformers.linearize.linearize`; converted to float32 and eval mode.
         path: the file.
         format: ``"onnx"`` or ``"torch-export"``.
-        force: write over a file that is there.
+        force: overwrite an existing file.
         tolerance: the largest difference allowed, as a share of the largest output (or of 1, if that is more).
-        external_data: ONNX with its weights in a second file, ``path`` with ``.data`` behind it; None does so from 2 GB on.
-        told: called with every check that was made.
+        external_data: ONNX with its weights in a second file, ``path`` with ``.data`` appended; None does so from 2 GB on.
+        told: called with the result of every check.
 
     Raises:
-        ValueError: for a model that it does not know, a file that is there, or an export that does not give what the model gives.
+        ValueError: for an unknown kind of model, an existing file, or an export whose outputs differ from the model's.
         ImportError: for ONNX without the packages that it needs.
     """
     one_of("format", format, tuple(SUFFIXES))
@@ -190,10 +190,7 @@ def export(
     forward = wrap(model.float().eval())
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     external = weights > LARGEST_FILE if external_data is None else external_data
-    aside = path.with_name(f".{path.name}.new")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    try:
+    with scratch(beside(path)) as aside:
         run = write(forward, aside / path.name, format, external)
         checks = []
         for check in compare(forward, run, tolerance):
@@ -202,9 +199,7 @@ def export(
         files = sorted(aside.iterdir(), reverse=True)  # the weights before the graph that names them
         size = sum(file.stat().st_size for file in files)
         for file in files:
-            os.replace(file, path.with_name(file.name))
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+            file.replace(path.with_name(file.name))
     longest = None if isinstance(forward, ImageForward) else forward.max_len
     return Exported(path, size, list(forward.names), forward.outputs, longest, checks)
 
@@ -215,7 +210,7 @@ def need(*packages: str) -> None:
 
 
 def wrap(model: Any) -> TextForward:
-    """The forward pass of a model, by what it takes.
+    """Wrap the forward pass of a model, chosen by the inputs that it takes.
 
     Raises:
         ValueError: for a model that is neither of :mod:`linformers.hf` nor linearised.
@@ -240,20 +235,20 @@ def wrap(model: Any) -> TextForward:
     if config.model_type == "linformers-vit":
         return ImageForward(model, settings["max_len"])
     longest = settings["max_len"]
-    if config.model_type == "linformers-roberta":  # its positions begin behind that of the padding
+    if config.model_type == "linformers-roberta":  # its positions begin after that of padding
         longest = min(longest, config.max_position_embeddings - config.pad_token_id - 1)
-    elif config.model_type != "linformers-modernbert":  # rotary positions have no end
+    elif config.model_type != "linformers-modernbert":  # rotary positions have no maximum
         longest = min(longest, config.max_position_embeddings)
     typed = config.model_type in ("linformers-bert", "linformers-electra") and config.type_vocab_size > 1
     return (TypedForward if typed else TextForward)(model, longest)
 
 
 def write(forward: TextForward, path: Path, format: str, external: bool) -> Run:  # noqa: A002
-    """Export to ``path``, and hand out what runs the file."""
+    """Export to ``path``, and return a function that runs the file."""
     example, shapes = make_inputs(forward, 2, example_length(forward.max_len)), dynamic_shapes(forward)
     with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, about its insides and names that two inputs share
-        forward(**example)  # tells what the outputs are
+        warnings.simplefilter("ignore")  # torch's own, about its internals and about names that two inputs share
+        forward(**example)  # records the names of the outputs
         program = torch.export.export(forward, (), example, dynamic_shapes=shapes, strict=False)
         if format == "torch-export":
             torch.export.save(program, path)
@@ -275,7 +270,7 @@ def write(forward: TextForward, path: Path, format: str, external: bool) -> Run:
 
 
 def onnx_runner(path: Path, outputs: list[str]) -> Run:
-    """What runs an ONNX file."""
+    """A function that runs an ONNX file."""
     import onnxruntime  # type: ignore[import-untyped]
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -289,12 +284,12 @@ def onnx_runner(path: Path, outputs: list[str]) -> Run:
 
 
 def example_length(max_len: int) -> int:
-    """A length that is no special case of anything, if there is one."""
+    """A length that is no special case, such as 1 or the maximum, where possible."""
     return max(1, min(max_len, 7 + max_len // 3))
 
 
 def dynamic_shapes(forward: TextForward) -> dict[str, dict[int, Any]]:
-    """Which axes of which input may have which sizes."""
+    """The dynamic axes of each input, with their ranges."""
     batch = Dim("batch", min=1, max=2**20)
     if isinstance(forward, ImageForward):
         return {"pixel_values": {0: batch}}
@@ -315,7 +310,7 @@ def is_choice(model: nn.Module) -> bool:
 def make_inputs(
     forward: TextForward, batch: int, length: int, masked: str = "padded", seed: int = 0
 ) -> dict[str, Tensor]:
-    """Random inputs, of ``length`` positions; a target is cut to what it may have."""
+    """Random inputs of ``length`` positions; a target is cut to its maximum length."""
     g = torch.Generator().manual_seed(seed)
     config = forward.model.config
     if isinstance(forward, ImageForward):
@@ -376,7 +371,7 @@ def compare(forward: TextForward, run: Run, tolerance: float) -> Iterator[Check]
 
 
 def real_places(name: str, output: Tensor, inputs: dict[str, Tensor]) -> Tensor:
-    """Where an output means something: at real tokens, if it has positions."""
+    """Where an output is compared: at real tokens, if it has positions."""
     mask = inputs.get("attention_mask")
     if "decoder_attention_mask" in inputs and not name.startswith("encoder"):
         mask = inputs["decoder_attention_mask"]

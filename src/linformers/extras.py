@@ -1,4 +1,4 @@
-"""Optional packages: which extra brings them, and the command that installs it here. Imports nothing but the standard library."""
+"""Optional packages: which extra has them, and the command that installs it. Imports only the standard library."""
 
 import json
 import shlex
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 HF = ("transformers", "accelerate", "tokenizers")
-# The modules of each extra in pyproject.toml. A module of several belongs to the first one here.
+# The modules of each extra in pyproject.toml. A module in several extras counts for the first one here.
 EXTRAS = {
     "hf": HF,
     "keras": ("keras",),
@@ -26,9 +26,9 @@ class MissingPackageError(ModuleNotFoundError):
     """A package is not installed; the text says how to install it.
 
     Args:
-        text: what to say.
+        text: the message.
         name: the missing module.
-        extra: what brings it, if that is an extra of this package.
+        extra: the extra of this package that contains it, if any.
     """
 
     def __init__(self, text: str, *, name: str, extra: str | None = None) -> None:
@@ -42,7 +42,7 @@ def needed(what: str, extra: str | None = None) -> Iterator[None]:
 
     Args:
         what: what needs it; the outermost of several blocks is named.
-        extra: the extra to install for that; None takes that of a block inside, or of the missing module.
+        extra: the extra to install for it; None takes the extra of a nested block, or of the missing module.
 
     Raises:
         MissingPackageError: in place of a ModuleNotFoundError for a module of any extra.
@@ -63,31 +63,31 @@ def require(what: str, extra: str, *modules: str) -> None:
 
 
 def explained(what: str, extra: str, *modules: str) -> MissingPackageError:
-    """The error that says what is missing, and how to install it."""
+    """The error that says which modules are missing, and how to install them."""
     text = f"{what} needs {' and '.join(modules)}: {install(extra)}"
     return MissingPackageError(text, name=modules[0], extra=extra)
 
 
 def extra_of(module: str | None) -> str | None:
-    """The extra that brings a module, or None for a module of none."""
+    """The extra that contains a module, or None."""
     package = (module or "").partition(".")[0]
     return next((extra for extra, modules in EXTRAS.items() if package in modules), None)
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra: from the checkout, the directory, the file or the index that this package is from."""
+    """The command that installs an extra, from where this package was installed: a checkout, a directory, a file or an index."""
     root = Path(__file__).parents[2]
     if (root / "src" / "linformers" / "extras.py").is_file() and (root / "pyproject.toml").is_file():
         return pip(f"{root}[{extra}]", editable=True)
     try:
-        noted = metadata.distribution("linformers").read_text("direct_url.json")  # not there if it came from an index
+        noted = metadata.distribution("linformers").read_text("direct_url.json")  # None if it came from an index
     except metadata.PackageNotFoundError:
         noted = None
     return pip(requirement(extra, noted))
 
 
 def requirement(extra: str, direct_url: str | None) -> str:
-    """What to hand to pip, from what pip noted about the origin of this package (``direct_url.json`` of PEP 610)."""
+    """The requirement for pip, from the origin that pip recorded for this package (``direct_url.json`` of PEP 610)."""
     plain = f"linformers[{extra}]"
     try:
         noted = json.loads(direct_url or "")
@@ -103,6 +103,6 @@ def requirement(extra: str, direct_url: str | None) -> str:
 
 
 def pip(wanted: str, editable: bool = False) -> str:
-    """A command for the shell."""
+    """The pip command that installs ``wanted``, quoted for the shell."""
     quoted = shlex.quote(wanted)
     return f"pip install {'-e ' if editable else ''}{quoted}"

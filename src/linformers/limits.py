@@ -1,4 +1,4 @@
-"""The largest sizes that are taken, and the memory of a model from its sizes; asked before anything is allocated.
+"""The largest sizes that are accepted, and the memory of a model from its sizes; checked before anything is allocated.
 
 Axes: n positions, k slots.
 """
@@ -13,7 +13,7 @@ PARAMETERS = 1 << 40
 SIZE = 2**31 - 1  # any other size
 BEAMS = 1024
 EXPRESSION = {"max_length": 100_000, "max_depth": 1000, "max_args": 100}  # of generated ListOps; many are drawn at once
-SEED = 2**32 - 1  # the largest that numpy takes
+SEED = 2**32 - 1  # numpy's largest
 
 SETTINGS: dict[str, int] = {
     **dict.fromkeys(("n", "target_n", "k", "block_size", "local_kernel", "local_window", "width", "heads"), SIZE),
@@ -24,7 +24,7 @@ SETTINGS: dict[str, int] = {
 
 
 def at_most(name: str, value: Any, most: int) -> None:
-    """Raise a ValueError for a size, or one of several, above the limit."""
+    """Raise a ValueError if a size, or one of several, is above the limit."""
     for one in value if isinstance(value, Sequence) else (value,):
         if one is not None and one > most:
             shown = f"{one:,}" if one < 2**63 else "a number of more than 63 bits"
@@ -45,13 +45,13 @@ def parameters(
     tied: bool = True,
     gated: bool = False,
 ) -> int:
-    """About how many numbers a model of these sizes has.
+    """The approximate number of parameters of a model of these sizes.
 
     Args:
         vocabulary: tokens.
         k: slots with a learned projection; 0 without one.
-        block: positions of a block of causal attention, whose projection is of one block.
-        tied: whether the output has the embedding's matrix.
+        block: positions of a block of causal attention, where the projection covers one block.
+        tied: whether the output layer shares the embedding.
     """
     embeddings = (vocabulary * (1 if tied else 2) + n) * width
     layer = 4 * width * width + (3 if gated else 2) * width * feedforward
@@ -61,10 +61,10 @@ def parameters(
 
 
 def check_parameters(count: int, memory: int | None = None) -> None:
-    """Raise a ValueError for more numbers than are taken, or than fit into memory as float32.
+    """Raise a ValueError for more parameters than are accepted, or than fit into memory as float32.
 
     Args:
-        memory: in bytes; None leaves it out.
+        memory: of the machine in bytes; None skips this check.
     """
     if count > PARAMETERS:
         raise ValueError(
@@ -81,7 +81,7 @@ def check_configuration(config: Any, memory: int | None = None) -> None:
     """Raise a ValueError for a configuration of transformers, of any model, with sizes that cannot be built.
 
     Args:
-        memory: in bytes; None leaves it out.
+        memory: of the machine in bytes; None skips this check.
     """
     sizes: dict[str, int] = {}
     for name, (own_name, most) in NAMES.items():
@@ -120,7 +120,7 @@ def is_size(value: Any) -> TypeGuard[int]:
 
 
 def machine_memory() -> int | None:
-    """The memory of this machine in bytes, or None where the system does not say."""
+    """The memory of this machine in bytes, or None where the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

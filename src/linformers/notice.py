@@ -1,4 +1,4 @@
-"""The warning that k exceeds n: once for a model, and in the name of the line that asked for it."""
+"""The warning that k exceeds n: once for a model, attributed to the user's line."""
 
 import contextlib
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 
-# Frames of these files are not where the user's line is.
+# Frames of these files are not the user's code.
 INSIDE = (str(Path(__file__).parent), contextlib.__file__)
 
 _said: ContextVar[list[str] | None] = ContextVar("said", default=None)
@@ -15,7 +15,7 @@ _said: ContextVar[list[str] | None] = ContextVar("said", default=None)
 
 @contextlib.contextmanager
 def one_notice() -> Iterator[None]:
-    """Let :func:`warn_of_slots` warn once inside, for all layers of a stack together."""
+    """Let :func:`warn_of_slots` warn only once inside the block, for all layers of a stack."""
     token = _said.set([]) if _said.get() is None else None
     try:
         yield

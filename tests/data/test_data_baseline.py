@@ -1,4 +1,4 @@
-"""The baseline: frequencies of the training part, on what the part asks for."""
+"""The baseline: frequencies of the training part, on the scored tokens of a part."""
 
 import math
 

@@ -73,7 +73,7 @@ def test_masked_pieces_cover_every_document(text):
         found.append(np.where(labels == IGNORED, ids, labels)[1:-1])
     assert np.array_equal(np.concatenate(found), documents.tokens)
     starts = np.cumsum([0] + [len(one) for one in found])
-    assert set(documents.ends) <= set(starts)  # no piece crosses a border of documents
+    assert set(documents.ends) <= set(starts)  # no example crosses the end of a document
 
 
 def test_blocks_are_the_documents_joined(text):

@@ -1,4 +1,4 @@
-"""Noise: what is hidden is asked for, and nothing else is lost."""
+"""Noise: hidden tokens are scored, and nothing else is lost."""
 
 import numpy as np
 import pytest

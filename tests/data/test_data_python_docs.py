@@ -1,7 +1,5 @@
 """The default text: always there, always the same, and nothing of what is installed."""
 
-import pytest
-
 from linformers.data import PARTS, default_text, prepare
 from linformers.data.python_docs import docstrings, modules
 
@@ -21,7 +19,6 @@ def test_what_is_installed_beside_it_is_not_taken(tmp_path):
     assert [path.relative_to(tmp_path).as_posix() for path in modules(tmp_path)] == ["a.py", "b.py", "json/e.py"]
 
 
-@pytest.mark.slow
 def test_it_is_large_and_becomes_three_parts(tmp_path):
     prepared = prepare(None, tmp_path / "out", tokenizer="words")
     assert prepared.kind == "text"

@@ -1,4 +1,4 @@
-"""Reading files: compressed, in pieces, and with the place of what is wrong."""
+"""Reading files: compressed, in parts, and errors that name the place."""
 
 import bz2
 import gzip

@@ -7,6 +7,7 @@ from saved_cases import HEADS, LAYERS, make_tokenizer, save_own
 
 from linformers.cli import launch
 from linformers.experiments import heads, spectrum
+from linformers.models.visualize import Look
 
 
 def subject(tmp_path, kind="MaskedLM", **options):
@@ -22,6 +23,7 @@ def subject(tmp_path, kind="MaskedLM", **options):
         ("MaskedLM", {"proj_k": 4, "local_window": 3}, {"heads"}),
         ("Seq2SeqLM", {"proj_k": 4, "block_size": 4}, {"encoder", "decoder", "decoder-cross"}),
         ("Seq2SeqLM", {"attention": "none"}, {"decoder-cross"}),
+        ("MaskedLM", {"proj_k": 4, "method": "mean", "open_slots": 2, "local_window": 3}, {"heads"}),
     ],
 )
 def test_figures_of_every_stack(tmp_path, kind, options, names):
@@ -46,9 +48,10 @@ def test_the_spread_of_known_weights(tmp_path, monkeypatch):
     one = torch.eye(4)[:3][None, None]
     model, _, _ = subject(tmp_path, attention="full")
     (name,) = heads.Visualizer(model).stacks
-    monkeypatch.setattr(heads.Visualizer, "weights", lambda self, **batch: {name: [even, one]})
+    nothing = {name: [None, None]}
+    monkeypatch.setattr(heads.Visualizer, "look", lambda self, **batch: Look({name: [even, one]}, nothing, nothing, {}))
     found = heads.spread(model, {})["heads"]
-    assert found == ([[4.0], [1.0]], 0, 4)
+    assert found == ([[4.0], [1.0]], 0, 4, None)
     assert "over how many exact keys a query spreads" in found.title
 
 
@@ -80,6 +83,41 @@ def test_tokens_are_text_in_the_picture(tmp_path):
         assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [
             f"{t}  {j}" for j, t in enumerate(odd)
         ]
+
+
+def test_what_content_slots_hold(tmp_path, capsys):
+    model = save_own(tmp_path / "own", proj_k=4, method="content")
+    assert launch("heads", str(model), "w1 w2 w3 w2 w2", "--out", str(tmp_path / "out")) == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"heads.png", "slots.png"}
+    assert "the fullest content slots" in capsys.readouterr().out
+    found, tokenizer, longest = spectrum.load(model)
+    batch = heads.inputs(found, tokenizer, "w1 w2 w3 w2 w2", longest)
+    (layers,) = heads.fullest(found, batch, tokenizer, most=4).values()
+    assert len(layers) == LAYERS
+    for layer in layers:
+        assert 1 <= layer.alive <= layer.k == 4
+        assert sum(count for _, count, _ in layer.slots) == pytest.approx(
+            7, abs=0.3
+        )  # with the first and the last token
+        assert 1 <= layer.spread <= 4
+    assert heads.most_of(torch.tensor([0.5, 0.25, 0.01, 0.5]), ["a", "b", "c", "a"]) == "a 1.0 b 0.2"
+
+
+def test_files_of_several_stacks():
+    drawn = dict.fromkeys(["encoder", "encoder-slots", "decoder-cross", "decoder-cross-slots"])
+    assert heads.file_names(drawn) == {
+        "encoder": "heads-encoder.png",
+        "encoder-slots": "slots-encoder.png",
+        "decoder-cross": "heads-decoder-cross.png",
+        "decoder-cross-slots": "slots-decoder-cross.png",
+    }
+
+
+def test_exact_keys_of_opened_slots_are_counted(tmp_path, capsys):
+    model = save_own(tmp_path / "own", proj_k=4, method="mean", open_slots=1)
+    assert launch("heads", str(model), "w1 w2 w3 w4 w5 w6", "--out", str(tmp_path / "out")) == 0
+    # Segments of four positions, and eight tokens: each query opens one of two.
+    assert "a query sees 4.0 exact keys in the mean, 4.0 of them in slots that it opened" in capsys.readouterr().out
 
 
 def test_long_texts_are_cut_and_empty_ones_refused(tmp_path):

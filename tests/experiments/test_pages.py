@@ -170,8 +170,8 @@ def test_runs_of_other_tasks_are_not_beside_each_other(tmp_path):
 
 
 def test_long_samples_are_cut():
-    assert summary.shortened("a\n \n\n\n\nb") == "a\n\nb"
-    assert len(summary.shortened("a" * 9999)) < 1000
+    assert summary.abbreviated("a\n \n\n\n\nb") == "a\n\nb"
+    assert len(summary.abbreviated("a" * 9999)) < 1000
 
 
 def test_a_spectrum_that_was_measured_is_shown(tmp_path, capsys):

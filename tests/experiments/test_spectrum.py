@@ -89,6 +89,16 @@ def test_the_command_writes_json_and_a_figure(tmp_path, capsys):
         ("MaskedLM", {"proj_k": 5}, "slots", 5),
         ("CausalLM", {"attention": "full"}, "causal", 16),
         ("Seq2SeqLM", {"attention": "full"}, "full", 16),
+        ("MaskedLM", {"proj_k": 5, "method": "content"}, "slots", 5),
+        (
+            "MaskedLM",
+            {"proj_k": 4, "method": "mean", "local_window": 4},
+            "near",
+            16,
+        ),  # as many columns as full attention
+        ("MaskedLM", {"proj_k": 4, "method": "mean", "open_slots": 2}, "opened", 4),
+        ("CausalLM", {"proj_k": 5, "method": "content", "block_size": 2}, "near", 9),
+        ("Seq2SeqLM", {"proj_k": 5, "method": "content"}, "slots", 5),
     ],
 )
 def test_models_of_this_project(tmp_path, capsys, kind, options, expected, keys):
@@ -96,7 +106,14 @@ def test_models_of_this_project(tmp_path, capsys, kind, options, expected, keys)
     assert run(model, "--text", text, "--quick", "--out", out) == 0
     result = json.loads((out / "spectrum.json").read_text())
     assert (result["kind"], result["keys"], result["settings"]["n"]) == (expected, keys, 16)
-    assert ("not n x n" in capsys.readouterr().out) == (expected == "slots")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert ("not n x n" in printed) == (expected not in ("full", "causal"))
+    content, opened = options.get("method") == "content", "open_slots" in options
+    assert ("alive" in result, "opened" in result) == (content, opened)
+    if content:
+        assert all(0 < share <= 1 for share in result["alive"])
+    if opened:  # two segments of four positions each
+        assert result["opened"] == [8.0] * LAYERS
 
 
 def test_errors(tmp_path, capsys):

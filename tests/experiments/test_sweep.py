@@ -75,7 +75,7 @@ def test_what_vary_means():
     assert sweep.varied("k", BASE) == ["k=4", "k=8", "k=16", "k=32"]
     assert sweep.varied("n", BASE) == ["n=32", "n=64", "n=128"]
     assert len(sweep.varied("sharing", BASE)) == 4
-    assert len(sweep.varied("method", BASE)) == 5
+    assert len(sweep.varied("method", BASE)) == 6
     with pytest.raises(ValueError, match="--vary must be some of attention, k, sharing, method, n; got 'depth'"):
         sweep.varied("depth", BASE)
 

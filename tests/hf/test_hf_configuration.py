@@ -1,3 +1,5 @@
+"""The configuration: its names, its defaults, and what it refuses."""
+
 import pytest
 from hf_cases import C, K, N, make_config
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from covering import covering
 from hf_cases import DEPTH, HEADS, LABELS, VOCABULARY, WIDTH, C, K, N, make, make_ids
 from torch.testing import assert_close
 
@@ -43,9 +44,7 @@ def make_mask(ids):
     return mask
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize(("words", "core_words"), OPTIONS)
+@pytest.mark.parametrize(**covering(causal=[False, True], tied=[False, True], words__core_words=OPTIONS))
 def test_language_models(words, core_words, tied, causal):
     block = {"causal": True, "block_size": C} if causal else {}
     core = LinformerLM(VOCABULARY, N, WIDTH, K, tie_weights=tied, **(SIZES | core_words | block)).double().eval()

@@ -1,3 +1,5 @@
+"""``generate`` of transformers: its cache, its strategies, and the same tokens as the core."""
+
 import pytest
 import torch
 from hf_cases import DEPTH, HEADS, C, K, N, make, make_ids

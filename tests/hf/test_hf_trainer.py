@@ -1,4 +1,4 @@
-"""``transformers.Trainer``: the loss of accumulated batches, resuming, and what a run leaves behind."""
+"""``transformers.Trainer``: the loss of accumulated batches, resuming, and the files of a finished run."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What the Keras tests have: the backend that ``KERAS_BACKEND`` names, fixed seeds, and no warnings but other people's."""
+"""What the Keras tests have: the backend that ``KERAS_BACKEND`` names, fixed seeds, and warnings of other packages only."""
 
 import os
 from pathlib import Path

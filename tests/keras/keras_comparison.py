@@ -6,7 +6,7 @@ from keras import ops
 
 from linformers.keras import LinearMultiHeadAttention
 
-METHODS = ("learnable", "convolution", "mean", "max", "no_params")
+METHODS = ("learnable", "convolution", "mean", "max", "no_params", "content")
 SHARINGS = ("none", "headwise", "kv")
 BACKENDS = ("torch", "jax", "tensorflow")
 
@@ -67,3 +67,15 @@ def gradient(function, *arrays):
                 tape.watch(tensors)
                 loss = tf.reduce_sum(function(*tensors) ** 2)
             return [tf.convert_to_tensor(x).numpy() for x in tape.gradient(loss, tensors)]
+
+
+def make_task(samples=48, length=11):
+    """Three classes: which of the tokens 1, 2 and 3 a text contains; the rest is noise and padding."""
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(4, 13, (samples, length), dtype="int32")
+    labels = rng.integers(0, 3, samples)
+    lengths = rng.integers(4, length + 1, samples)
+    tokens[np.arange(length) >= lengths[:, None]] = 0
+    for row, label, end in zip(tokens, labels, lengths, strict=True):
+        row[rng.integers(0, end, 3)] = label + 1
+    return tokens, labels

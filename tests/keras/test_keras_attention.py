@@ -45,7 +45,7 @@ def test_masks_of_embeddings_arrive_and_travel_on():
     np.testing.assert_array_equal(to_numpy(output._keras_mask if hasattr(output, "_keras_mask") else real), real)
     with_mask = layer(x, x, return_attention_scores=True)[1]
     close(to_numpy(with_mask)[0, :, :4], to_numpy(scores)[0, :, :4])
-    assert not to_numpy(with_mask)[0, :, 4:].any()  # a masked query looks at nothing
+    assert not to_numpy(with_mask)[0, :, 4:].any()  # the weights of a masked query are zero
 
 
 def test_a_model_with_masking_gives_what_the_trimmed_input_gives():
@@ -227,8 +227,17 @@ def test_the_configuration_is_complete():
     close(again(*inputs), layer(*inputs))
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16", "bfloat16"])
-@pytest.mark.parametrize("method", ["learnable", "max"])
+@pytest.mark.parametrize(
+    ("policy", "method"),
+    [
+        ("mixed_bfloat16", "learnable"),
+        ("mixed_float16", "max"),
+        ("bfloat16", "learnable"),
+        pytest.param("mixed_bfloat16", "max", marks=pytest.mark.thorough),
+        pytest.param("mixed_float16", "learnable", marks=pytest.mark.thorough),
+        pytest.param("bfloat16", "max", marks=pytest.mark.thorough),
+    ],
+)
 def test_dtype_policies(policy, method):
     exact, layer = make_layer(method), make_layer(method, dtype=policy)
     layer.set_weights(exact.get_weights())
@@ -296,8 +305,19 @@ class Ragged(keras.utils.PyDataset):
         return (rng.normal(size=(2 + index % 2, self.lengths[index], 6)).astype("float32"),)
 
 
-@pytest.mark.parametrize("method", ["learnable", "convolution", "mean", "max"])
-@pytest.mark.parametrize("slots", [4, 5])
+@pytest.mark.parametrize(
+    ("method", "slots"),  # 4 of them divide the 12 positions
+    [
+        ("learnable", 4),
+        ("convolution", 5),
+        ("mean", 4),
+        ("max", 5),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in (("learnable", 5), ("convolution", 4), ("mean", 5), ("max", 4))
+        ),
+    ],
+)
 def test_lengths_and_batches_that_are_open_in_the_graph(method, slots):
     x = keras.Input((None, 6))
     layer = LinearMultiHeadAttention(H, 3, projection_dim=slots, max_length=12, method=method)

@@ -1,11 +1,11 @@
-"""The Keras classifier: training, padding, parameters, and the example it is known by."""
+"""The Keras classifier: training, padding, parameters."""
 
 import warnings
 
 import keras
 import numpy as np
 import pytest
-from keras_comparison import QUICK, close
+from keras_comparison import QUICK, close, make_task
 
 from linformers.keras import Linformer
 
@@ -14,18 +14,6 @@ SIZES = {"k": 5, "max_len": 11, "vocab_size": 13, "d_model": 6, "d_ff": 7, "n_he
 
 def make_model(**options):
     return Linformer(**SIZES | options)
-
-
-def make_task(samples=48, length=11):
-    """Three classes: which of the tokens 1, 2 and 3 a text contains; the rest is noise and padding."""
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(4, 13, (samples, length), dtype="int32")
-    labels = rng.integers(0, 3, samples)
-    lengths = rng.integers(4, length + 1, samples)
-    tokens[np.arange(length) >= lengths[:, None]] = 0
-    for row, label, end in zip(tokens, labels, lengths, strict=True):
-        row[rng.integers(0, end, 3)] = label + 1
-    return tokens, labels
 
 
 @pytest.mark.parametrize("options", [{}, {"full_attn": True}, {"num_classes": 2, "n_layers": 3, "k": 2, "n_heads": 3}])
@@ -39,32 +27,7 @@ def test_parameters_are_those_of_the_formula(options):
     assert model.num_params() == 13 * d + n * d + layers * each + 2 * d + d * classes + classes
 
 
-def test_the_known_example_runs_as_written(tmp_path):
-    max_len, (x, y) = 11, make_task(32)
-    x_train, y_train, x_val, y_val = x[:16], y[:16], x[16:], y[16:]
-    with pytest.warns(DeprecationWarning, match="batch_size=16 is ignored.*any size; leave it out"):
-        model = Linformer(
-            k=5, max_len=max_len, vocab_size=13, d_model=8, d_ff=16, n_heads=4, n_layers=1, dropout=0.1, full_attn=False,
-            batch_size=16,
-        )  # fmt: skip
-    model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"], run_eagerly=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of TensorFlow, which writes the events
-        callback = keras.callbacks.TensorBoard(log_dir=str(tmp_path))
-        history = model.fit(
-            x=x_train,
-            y=y_train,
-            batch_size=16,
-            epochs=1,
-            validation_data=(x_val, y_val),
-            callbacks=[callback],
-            verbose=0,
-        )
-    assert set(history.history) == {"accuracy", "loss", "val_accuracy", "val_loss"}
-    assert list(tmp_path.rglob("*tfevents*"))
-
-
-@pytest.mark.parametrize("full_attn", [False, True])
+@pytest.mark.parametrize("full_attn", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_it_learns(full_attn):
     tokens, labels = make_task()
     model = make_model(d_model=16, d_ff=32, n_layers=1, dropout=0.0, full_attn=full_attn)
@@ -110,7 +73,7 @@ def test_inside_another_model_and_in_a_summary(capsys):
     assert "encoder_1" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("policy", ["mixed_bfloat16", "mixed_float16"])
+@pytest.mark.parametrize("policy", ["mixed_bfloat16", pytest.param("mixed_float16", marks=pytest.mark.thorough)])
 def test_mixed_precision_trains_and_gives_whole_probabilities(policy):
     tokens, labels = make_task(8)
     model = make_model(dtype=policy, n_layers=1)

@@ -1,21 +1,27 @@
-"""What is shown runs: the page about Keras, the example, and the prediction-time experiment."""
+"""What is shown runs: the page about Keras, the examples, and the prediction-time experiment."""
 
 import re
 import runpy
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import keras
 import pytest
+from keras_comparison import make_task
 
+from linformers.keras import Linformer
 from linformers.keras.prediction_time import build, run
 
 ROOT = Path(__file__).parents[2]
+# On one backend, on the others by `make thorough`: that they agree is what the laws are for.
+pytestmark = [] if keras.backend.backend() == "torch" else [pytest.mark.thorough]
 
 
 def test_the_page_runs(capsys):
     page = (ROOT / "docs" / "keras.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     exec("\n".join(blocks), {})
     assert "linear_multi_head" in capsys.readouterr().out
 
@@ -59,3 +65,28 @@ def test_the_prediction_experiment_has_the_known_parameters(capsys):
     for slots in (5, None):
         assert run(SimpleNamespace(**small, projection_dim=slots)) > 0
     assert "Total params" in capsys.readouterr().out
+
+
+def test_the_known_example_runs_as_written(tmp_path):
+    max_len, (x, y) = 11, make_task(32)
+    x_train, y_train, x_val, y_val = x[:16], y[:16], x[16:], y[16:]
+    with pytest.warns(DeprecationWarning, match="batch_size=16 is ignored.*any size; leave it out"):
+        model = Linformer(
+            k=5, max_len=max_len, vocab_size=13, d_model=8, d_ff=16, n_heads=4, n_layers=1, dropout=0.1, full_attn=False,
+            batch_size=16,
+        )  # fmt: skip
+    model.compile(optimizer="adam", loss="sparse_categorical_crossentropy", metrics=["accuracy"], run_eagerly=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of TensorFlow, which writes the events
+        callback = keras.callbacks.TensorBoard(log_dir=str(tmp_path))
+        history = model.fit(
+            x=x_train,
+            y=y_train,
+            batch_size=16,
+            epochs=1,
+            validation_data=(x_val, y_val),
+            callbacks=[callback],
+            verbose=0,
+        )
+    assert set(history.history) == {"accuracy", "loss", "val_accuracy", "val_loss"}
+    assert list(tmp_path.rglob("*tfevents*"))

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from keras_comparison import METHODS, SHARINGS, H, K, N, close, gradient, make_inputs, make_layer, trailing
+from comparison import PROJECTIONS
+from keras_comparison import SHARINGS, H, K, N, close, gradient, make_inputs, make_layer, trailing
 
 from linformers import LinearMultiheadAttention
 from linformers.keras import LinearMultiHeadAttention, from_torch, to_torch
@@ -28,8 +29,7 @@ def run_torch(layer, query, value, key, mask=None):
     return output.numpy() if batch_first else output.transpose(0, 1).numpy(), weights.numpy()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize(("method", "sharing"), PROJECTIONS)
 def test_from_torch_and_back(method, sharing):
     original = make_torch(method=method, param_sharing=sharing)
     layer = from_torch(original, name="converted")
@@ -62,6 +62,20 @@ def test_gradients_agree(method):
         close(actual, other.numpy(), 1e-4)
 
 
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_content_slots_of_any_length(sharing):
+    original = make_torch(method="content", param_sharing=sharing, seq_len=None)
+    layer = from_torch(original)
+    assert (layer.method, layer.max_length) == ("content", None)
+    assert layer.sharing == ("none" if sharing == "none" else "kv")  # keys and values always share the choice
+    back = to_torch(layer)
+    assert back.seq_len is None
+    inputs = make_inputs(s=31)
+    expected = run_torch(original, *inputs)[0]
+    close(layer(*inputs), expected)
+    close(run_torch(back, *inputs)[0], expected, 1e-6)
+
+
 def test_packed_weights_no_bias_half_precision_and_matrices_of_ones_own():
     query = make_inputs()[0]
     packed = make_torch(kdim=None, vdim=None, bias=False, batch_first=True)
@@ -82,6 +96,10 @@ def test_what_only_one_of_them_has_is_refused():
         from_torch(make_torch(add_zero_attn=True))
     with pytest.raises(ValueError, match="the Keras layer has no num_kv_heads"):
         from_torch(make_torch(num_kv_heads=1))
+    with pytest.raises(ValueError, match="the Keras layer has no open_slots; convert a layer that was built without"):
+        from_torch(make_torch(method="mean", open_slots=2))
+    with pytest.raises(ValueError, match="the Keras layer has no local_window"):
+        from_torch(make_torch(method="content", seq_len=None, local_window=3))
     with pytest.raises(ValueError, match="no projection like Custom"):
         from_torch(make_torch(method=torch.nn.Identity()))
     with pytest.raises(ValueError, match=r"has 2 matrices for keys and values together.*or 4"):

@@ -28,7 +28,7 @@ for name in ("layers", "classifier"):
 
 
 def make_layers():
-    """A functional model with every method and sharing, and one projection that two layers share."""
+    """A functional model with every method and sharing, and projections that two layers share."""
     tokens = keras.Input((None,), dtype="int32")
     x = keras.layers.Embedding(8, 6, mask_zero=True)(tokens)
     for sharing, method in (
@@ -37,12 +37,15 @@ def make_layers():
         ("kv", "no_params"),
         ("kv", "mean"),
         ("kv", "max"),
+        ("none", "content"),
     ):
-        layer = LinearMultiHeadAttention(2, 3, projection_dim=3, max_length=7, sharing=sharing, method=method)
+        length = None if method == "content" else 7
+        layer = LinearMultiHeadAttention(2, 3, projection_dim=3, max_length=length, sharing=sharing, method=method)
         x = layer(x, x)
     shared = Projection(7, 3, sharing="layerwise")
-    for name in ("first", "second"):
-        x = LinearMultiHeadAttention(2, 3, projection=shared, name=name)(x, x)
+    content = Projection(None, 3, sharing="layerwise", method="content", channels=6)
+    for name, projection in (("first", shared), ("second", shared), ("third", content), ("fourth", content)):
+        x = LinearMultiHeadAttention(2, 3, projection=projection, name=name)(x, x)
     return keras.Model(tokens, keras.layers.GlobalAveragePooling1D()(x))
 
 
@@ -64,6 +67,7 @@ def test_a_file_gives_the_same_model_back(name, tmp_path):
     assert loaded.count_params() == model.count_params()
     if name == "layers":
         assert loaded.get_layer("first").projection is loaded.get_layer("second").projection
+        assert loaded.get_layer("third").projection is loaded.get_layer("fourth").projection
     else:
         assert loaded.get_config() == model.get_config()
     model.save_weights(tmp_path / "model.weights.h5")

@@ -40,7 +40,7 @@ def test_a_fit_never_makes_it_worse():
 
 
 def test_the_spectrum_finds_the_rank():
-    q, k, v, _ = sample()
+    q, k, v, *_ = sample()
     alike = Sample(q[:, :, :1].expand_as(q), k, v, None)  # equal queries have equal rows of attention: rank 1
     assert slots_for([alike], 0.999) == 1
     mixed = sample()

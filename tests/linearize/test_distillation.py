@@ -98,7 +98,7 @@ def test_it_resumes_exactly(tmp_path, monkeypatch, stop):
     assert result == expected
     for key, value in whole.state_dict().items():
         assert torch.equal(fresh.state_dict()[key], value)
-    assert not list(tmp_path.rglob("*.new"))
+    assert not list(tmp_path.rglob(".partial-*"))
     with safe_open(path, framework="pt") as file:
         assert "distillation" in file.metadata()
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 import torch
 import transformers
+from covering import covering
 from encoder_cases import HEADS, MODELS, NAMES, TEXT_NAMES, N, inputs, make, make_config, pair
 from old_layout import old_state
 from safetensors.torch import load_file, save_file
@@ -66,9 +67,7 @@ def test_padding_equals_trimming(name, options):
     torch.testing.assert_close(padded, trimmed, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("head", [False, True])
-@pytest.mark.parametrize("was_loaded", [False, True])
+@pytest.mark.parametrize(**covering(name=NAMES, head=[False, True], was_loaded=[False, True]))
 def test_saved_and_loaded_is_the_same(name, head, was_loaded, tmp_path):
     model = make(name, head)
     if was_loaded:  # transformers then remembers which names its file had
@@ -90,9 +89,7 @@ def test_saved_and_loaded_is_the_same(name, head, was_loaded, tmp_path):
         torch.testing.assert_close(loaded(**batch)[0], model(**batch)[0], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("head", [False, True])
-@pytest.mark.parametrize("sharing", ["none", "headwise", "kv"])
+@pytest.mark.parametrize(**covering(name=NAMES, head=[False, True], sharing=["none", "headwise", "kv"]))
 def test_files_of_the_old_layout_load(name, head, sharing, tmp_path):
     """Also ViT's, whose patches are made by another ``projection.weight`` with four axes."""
     model = make(name, head)

@@ -214,7 +214,7 @@ class OwnAttention(nn.MultiheadAttention):
         (encoder(), {"k": [4]}, "k lists 1 sizes for 2 attentions: layers.0.self_attn, layers.1.self_attn"),
         (encoder(), {"k": "most"}, "k must be one of 'spectrum'; got 'most'"),
         (encoder(), {"k": "spectrum"}, "k='spectrum' with fit_steps=0 needs inputs of the model"),
-        (encoder(), {"k": 4, "method": "max"}, "method must be one of 'mean', 'learnable'; got 'max'"),
+        (encoder(), {"k": 4, "method": "max"}, "method must be one of 'mean', 'learnable', 'content'; got 'max'"),
         (encoder(), {"k": 4, "fit_steps": 3, "calibration": [0]}, "fit_steps=3, but method='mean' has nothing to fit"),
         (
             nn.ModuleList([nn.MultiheadAttention(4, 2, add_zero_attn=True)]),

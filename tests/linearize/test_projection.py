@@ -35,7 +35,7 @@ def test_means_over_real_tokens_only(make):
     keep = torch.tensor([[1] * 11, [1] * 6 + [0] * 5, [0, 1, 0, 1, 1, 1, 0, 1, 1, 1, 1], [1] + [0] * 10]).bool()
     x = torch.randn(4, 3, 11, 7, dtype=torch.float64)
     x[~keep[:, None].expand(-1, 3, -1)] = torch.nan
-    content, _, real = projection(x, keep)
+    content, _, real, _ = projection(x, keep)
     for i in range(4):
         tokens = x[i][:, keep[i]]
         expected = [tokens[:, own].mean(1) for own in slots_by_hand(tokens.shape[1], 5)]
@@ -62,7 +62,7 @@ def test_mass_is_what_ones_become():
     torch.nn.init.normal_(projection.weight)
     keep = torch.tensor([[1] * 9, [1] * 6 + [0] * 3]).bool()
     for mask in (None, keep):
-        content, mass, _ = projection(torch.ones(2, 1, 9, 1, dtype=torch.float64), mask)
+        content, mass, *_ = projection(torch.ones(2, 1, 9, 1, dtype=torch.float64), mask)
         torch.testing.assert_close(content[..., 0], mass().expand(2, -1, -1))
 
 

@@ -75,6 +75,16 @@ def places(value, before=()):
         yield from places(one, (*before, name))
 
 
+def spread(found, count):
+    """At most ``count`` of all, from the first to the last."""
+    found = list(found)
+    return found[:: max(1, -(-len(found) // count))] if count else []
+
+
+# How many fields of a file are damaged, one after the other.
+some = pytest.mark.parametrize("count", [8, pytest.param(40, marks=pytest.mark.thorough)])
+
+
 def changed(text, place, new):
     found = json.loads(text)
     inner = found
@@ -107,25 +117,27 @@ SLOW = ("plot", "heads", "report")  # they draw if nothing is wrong
 
 
 @pytest.mark.parametrize("task, name, command", FILES, ids=lambda value: value if isinstance(value, str) else value[0])
-def test_files_that_are_read(runs, damage, task, name, command):
+@some
+def test_files_that_are_read(runs, damage, task, name, command, count):
     for content in WHOLE:
         code, said = damage(task, name, content, *command)
         assert code == 1, (content[:20], said)
     text = (runs / task / name).read_text()
     values = itertools.cycle(VALUES)
-    for place in itertools.islice(places(json.loads(text)), 5 if command[0] in SLOW else 40):
+    for place in spread(places(json.loads(text)), count // 8 if command[0] in SLOW else count):
         damage(task, name, changed(text, place, next(values)), *command)
 
 
 @pytest.mark.parametrize("name", ["trainer_state.json", "tally.json"])
-def test_checkpoints_that_are_resumed(runs, damage, name):
+@some
+def test_checkpoints_that_are_resumed(runs, damage, name, count):
     train = ("train", "--out", "RUN", "--max-steps", "4")
     for content in ("[]", DEEP):
         code, said = damage("clm", f"checkpoint-3/{name}", content, *train, training=True)
         assert code == 1, said
     text = (runs / "clm" / "checkpoint-3" / name).read_text()
     values = itertools.cycle(VALUES)
-    for place in itertools.islice(places(json.loads(text)), 12):
+    for place in spread(places(json.loads(text)), count // 3):
         damage("clm", f"checkpoint-3/{name}", changed(text, place, next(values)), *train, training=True)
 
 

@@ -28,7 +28,7 @@ def test_a_loss_that_is_no_number_names_the_step(data, tmp_path):
 
 
 def test_a_validation_loss_that_is_no_number_is_not_saved(data, tmp_path, monkeypatch):
-    monkeypatch.setattr("linformers.training.trainer.measure", lambda *_: Tally(loss=math.nan, labels=1))
+    monkeypatch.setattr("linformers.training.trainer.score", lambda *_: (Tally(loss=math.nan, labels=1), {}))
     with pytest.raises(ValueError, match=r"the validation loss is nan at step 1; .* no checkpoint was written yet"):
         run("mlm", data["mlm"], tmp_path / "run", eval_steps=1, save_steps=1)
     assert not checkpoints(tmp_path / "run")

@@ -143,7 +143,7 @@ def test_a_run_can_be_made_longer(data, tmp_path):
     assert [line["step"] for line in rows(tmp_path / "run") if line["part"] == "train"] == list(range(1, 13))
 
 
-@pytest.mark.slow
+@pytest.mark.thorough  # a crash within the process is tested above
 def test_killing_the_process_changes_nothing(text, tmp_path):
     command = [sys.executable, "-m", "linformers", "train", "--task", "mlm", "--data", str(text), "--preset", "tiny"]
     sizes = "--n 24 --k 6 --width 16 --depth 1 --heads 2 --max-steps 120 --save-steps 20 --eval-steps 120 --threads 1"
@@ -171,7 +171,7 @@ def test_killing_the_process_changes_nothing(text, tmp_path):
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
 
 
-@pytest.mark.slow
+@pytest.mark.thorough  # `nn/test_sharing.py` compares the gradients of two processes at such lengths
 @pytest.mark.parametrize(("task", "sizes"), [("clm", "--n 16 --k 4"), ("seq2seq", "--n 48 --k 12")])
 def test_two_processes_train_on_texts_of_at_most_two_blocks(task, sizes, tmp_path):
     folder = tmp_path / "data"
@@ -206,7 +206,6 @@ def test_two_processes_train_on_texts_of_at_most_two_blocks(task, sizes, tmp_pat
     assert [line["step"] for line in rows(tmp_path / "run") if line["part"] == "train"] == list(range(1, 8))
 
 
-@pytest.mark.slow
 def test_two_processes_do_what_one_does_with_twice_the_batches(text, tmp_path):
     options = [
         "--task",

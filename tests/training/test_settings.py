@@ -15,7 +15,17 @@ from linformers.training.settings import decoder_slots, default_block
 @pytest.mark.parametrize("task", ["mlm", "clm", "seq2seq", "classify"])
 def test_presets_fill_everything_in(preset, task):
     filled = Settings(task=task, preset=preset).filled()
-    optional = {"data", "column", "label_column", "target_column", "targets", "tokenizer", "vocab_size", "threads"}
+    optional = {
+        "data",
+        "column",
+        "label_column",
+        "target_column",
+        "targets",
+        "tokenizer",
+        "vocab_size",
+        "threads",
+        "open_reach",
+    }
     causal = task in ("clm", "seq2seq")
     for name, value in dataclasses.asdict(filled).items():
         assert value is not None or name in optional or (name == "block_size" and not causal), name
@@ -59,8 +69,8 @@ def test_the_default_block_size_is_valid(n, k):
         ({"dropout": 1.5}, "--dropout must be from 0 to 1, got 1.5"),
         ({"mask_share": 1.0}, "--mask-share must be between 0 and 1, got 1.0"),
         ({"learning_rate": 0.0}, "--learning-rate must be more than 0, got 0.0"),
-        ({"task": "nlp"}, "--task must be mlm, clm, seq2seq or classify, got 'nlp'"),
-        ({"preset": "huge"}, "--preset must be tiny, small or base, got 'huge'"),
+        ({"task": "nlp"}, "--task must be one of 'mlm', 'clm', 'seq2seq', 'classify'; got 'nlp'"),
+        ({"preset": "huge"}, "--preset must be one of 'tiny', 'small', 'base'; got 'huge'"),
         (
             {"task": "clm", "n": 64, "k": 16, "block_size": 7},
             "--block-size 7 would give .* nearest block sizes are 4 and 8",

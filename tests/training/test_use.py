@@ -8,13 +8,13 @@ import sys
 import numpy as np
 import pytest
 import torch
-from training_cases import TASKS, run, weights
+from training_cases import TASKS, crash_at, rows, run, settings, weights
 
-from linformers.training import classify, evaluate, fill_mask, generate, load_run
+from linformers.training import classify, evaluate, fill_mask, generate, load_run, train
+from linformers.training.batch_order import Batches, loader
 from linformers.training.evaluation import class_report
 from linformers.training.sources import Collate, examples_of
 from linformers.training.stopping import best_row, is_stale
-from linformers.training.stream import Batches, loader
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +29,7 @@ def trained(tmp_path_factory, text, pairs, labelled):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_results_are_those_of_a_plain_loop(task, trained):
+    assert "slots_alive" not in trained[task].results  # there are no content slots
     """Token by token, in batches of another size, without the shortcut for masked words."""
     opened = trained[task]
     results = opened.results
@@ -226,21 +227,26 @@ def test_raw_text_is_prepared_inside_the_run(text_file, tmp_path):
     assert len(load_run(tmp_path / "run").tokenizer) == 280
 
 
-@pytest.mark.slow
-def test_the_example_of_the_documentation_runs(tmp_path, monkeypatch, capsys):
-    import re
-    from pathlib import Path
-
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    exec(compile(code, "training.md", "exec"), {})
-    assert len(capsys.readouterr().out.splitlines()) == 3
-
-
 @pytest.mark.parametrize("n", [253, 64, 20])
 def test_batches_have_few_lengths_and_none_is_too_long(n):
     collate = Collate(0, None, n, n)
     lengths = {collate([{"input_ids": [1] * length, "labels": 0}])["input_ids"].shape[1] for length in range(1, n + 1)}
     assert max(lengths) == n
     assert len(lengths) <= 32
+
+
+def test_lines_say_how_many_content_slots_are_alive_and_a_crash_changes_none(data, tmp_path, capsys):
+    options = settings("clm", data["clm"], method="content")
+    results = train(options, tmp_path / "run", progress=True)
+    lines = {part: [x for x in rows(tmp_path / "run") if x["part"] == part] for part in ("train", "validation")}
+    found = [line["slots_alive"] for line in lines["validation"]]
+    assert all(0 < value <= 1 for value in [*found, results["slots_alive"]])
+    assert not any("slots_alive" in line for line in lines["train"])
+    assert "slots alive" in capsys.readouterr().err
+    assert load_run(tmp_path / "run").results["slots_alive"] == results["slots_alive"]
+    with crash_at(4):
+        train(options, tmp_path / "stopped", progress=False)
+    again = train(options, tmp_path / "stopped", progress=False)
+    assert again["slots_alive"] == results["slots_alive"]
+    assert [line["slots_alive"] for line in rows(tmp_path / "stopped") if "slots_alive" in line] == found
+    assert weights(tmp_path / "stopped") == weights(tmp_path / "run")

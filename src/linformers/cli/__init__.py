@@ -54,7 +54,7 @@ app.register_install_completion_command(help="Install completion for the shell i
 
 @app.command(name="--show-completion")
 def show_completion(shell: Literal["bash", "zsh", "fish"] = "bash") -> None:
-    """Print the completion script of a shell, to copy it or to change it."""
+    """Print the completion script of a shell."""
     print(app.generate_completion(prog_name="linformers", shell=shell))
 
 

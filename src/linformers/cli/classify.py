@@ -1,4 +1,4 @@
-"""``linformers classify``: let a run name the class of texts."""
+"""``linformers classify``: predict the class of texts."""
 
 import json as encoding
 import sys
@@ -14,7 +14,7 @@ def classify(
     file: Path | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Name the class of texts, with a run of the task classify.
+    """Predict the class of texts, with a run of the task classify.
 
     Texts are arguments, lines of a file, or lines of standard input. One that is longer than the model takes is cut, as in training.
 

@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from linformers.training.settings import VOCABULARY, Settings
+from linformers.experiments.sweep import Axis
+from linformers.training.presets import VOCABULARY
+from linformers.training.settings import Settings
 
 if TYPE_CHECKING:
     from linformers.experiments.clock import Clock
@@ -26,9 +28,7 @@ def compare(
     *,
     out: Path,
     contenders: Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)] = None,
-    vary: Annotated[
-        list[Literal["attention", "k", "sharing", "method", "n"]] | None, Parameter(negative="", consume_multiple=True)
-    ] = None,
+    vary: Annotated[list[Axis] | None, Parameter(negative="", consume_multiple=True)] = None,
     seeds: Annotated[int | None, Parameter(negative="")] = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     quick: Annotated[bool, Parameter(negative="")] = False,
@@ -57,14 +57,14 @@ def compare(
     contenders
         What to compare.
     vary
-        Sets of contenders: attention (full, none), k (n/16 to n/2), sharing (all four), method (all five), n (half to twice, at fixed k).
+        Sets of contenders: attention (full, none), k (n/16 to n/2), sharing (all four), method (all six), n (half to twice, at fixed k).
         Without this and without --contenders: attention, k and sharing.
     seeds
         How many runs each contender gets; 3, or 2 if quick.
     dry_run
         Only show what would be run, and how long it may take.
     quick
-        A tiny model and few updates: ends within a few minutes, and shows the working, not the truth.
+        A tiny model and few updates: ends within a few minutes; its scores mean little.
     """
     from linformers.experiments import comparison
     from linformers.experiments.cells import run_cells
@@ -83,7 +83,7 @@ def compare(
     if quick and not names:
         names = list(QUICK_CONTENDERS)
     cells = plan(base, names, count if count is not None else 2 if quick else 3)
-    merged_plan(out, base, cells)  # refuses what this directory cannot take
+    merged_plan(out, base, cells)  # raises an error if this directory holds something else
     clock = new_clock(base)
     for cell in cells:
         if cell.finished(out):
@@ -111,12 +111,12 @@ def compare(
 
 
 def quicker(settings: Settings, quick: bool) -> Settings:
-    """The settings, with small sizes for what was not given if it is to be quick."""
+    """The settings; with ``quick``, small sizes for what was not given."""
     return Settings(**{**QUICK, **settings.given()}) if quick else settings
 
 
 def new_clock(base: Settings) -> "Clock":
-    """A clock that knows what this machine can do."""
+    """A clock with the measured speed of this machine."""
     import torch
 
     from linformers.experiments.clock import Clock, machine_rates
@@ -149,7 +149,7 @@ def prepared(cells: "Sequence[Cell]", base: Settings, out: Path) -> "list[Cell]"
 
 
 def overview(cells: "Sequence[Cell]", clock: "Clock", out: Path) -> Table:
-    """The cells, what is done, and how long the rest may take."""
+    """A table of the cells, what is done, and the estimated time of the rest."""
     from linformers.experiments.clock import total
 
     left = [cell for cell in cells if not cell.finished(out)]
@@ -193,7 +193,7 @@ def show(result: dict[str, Any], console: Console) -> None:
 
 
 class Watcher:
-    """What the user sees while cells run: a bar over all updates, and a line for each cell that ends."""
+    """The display while cells run: a bar over all updates, and a line for each finished cell."""
 
     def __init__(self, cells: "Sequence[Cell]", clock: "Clock", out: Path, console: Console) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -218,11 +218,9 @@ class Watcher:
         self.bar.stop()
 
     def begin(self, cell: "Cell") -> None:
-        """A cell begins, or goes on."""
         self.bar.update(self.task, description=f"{cell.name}: starting", completed=self.before)
 
     def watch(self, cell: "Cell", state: Any) -> None:
-        """A cell runs."""
         from linformers.experiments.clock import total
 
         left = total(self.clock.seconds(other) for other in self.cells if not other.finished(self.out))
@@ -232,7 +230,6 @@ class Watcher:
         self.bar.update(self.task, description=text, completed=self.before + state.step)
 
     def done(self, cell: "Cell", problem: str | None, seconds: float) -> None:
-        """A cell has ended."""
         from linformers.experiments.clock import duration
 
         self.before += cell.settings.max_steps

@@ -33,7 +33,7 @@ class Options:
         self.file: ConfigFromFile = kinds[path.suffix](path, must_exist=True)
 
     def __call__(self, app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-        """Give cyclopts what the file says for these commands."""
+        """Pass the options of the file for these commands to cyclopts."""
         found: dict[str, Any] = {}
         level: Any = self.file.config
         place, group = str(self.path), self.app

@@ -1,10 +1,12 @@
-"""``linformers evaluate``: how good a run is on text that it has not seen."""
+"""``linformers evaluate``: the scores of a run on held-out text."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
+
+from linformers.checks import at_least_one, not_negative
 
 
 def evaluate(
@@ -31,11 +33,11 @@ def evaluate(
     part
         Which part of its data.
     limit
-        Look at so many batches only, and write nothing.
+        Test on this many batches only, and write nothing.
     batch_size
         Examples of a batch; by default as in training.
     samples
-        Show so many examples with what the model says.
+        How many examples to show, with what the model predicts.
     quick
         The same as --limit 10.
     """
@@ -43,11 +45,8 @@ def evaluate(
     from linformers.training import evaluate as test
     from linformers.training import load_run
 
-    for name, value in (("limit", limit), ("batch-size", batch_size)):
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
-    if samples < 0:
-        raise ValueError(f"--samples must not be negative, got {samples}")
+    at_least_one(**{"--limit": limit, "--batch-size": batch_size})
+    not_negative(**{"--samples": samples})
     limit = 10 if quick and limit is None else limit
     results = test(load_run(run), part, limit=limit, batch_size=batch_size, samples=samples)
     console = Console()

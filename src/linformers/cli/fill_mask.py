@@ -1,10 +1,12 @@
-"""``linformers fill-mask``: let a run guess masked words."""
+"""``linformers fill-mask``: predict masked words."""
 
 import json as encoding
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+
+from linformers.checks import at_least_one
 
 
 def fill_mask(
@@ -39,8 +41,7 @@ def fill_mask(
     from linformers.training import fill_mask as guess
     from linformers.training import load_run
 
-    if top < 1:
-        raise ValueError(f"--top must be at least 1, got {top}")
+    at_least_one(**{"--top": top})
     given = read_texts(texts, file)
     for text, masks in zip(given, guess(load_run(run), given, top), strict=True):
         if json:

@@ -1,4 +1,4 @@
-"""``linformers generate``: let a run continue a text, or say what belongs to it."""
+"""``linformers generate``: continue a text, or generate the target of a source."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from linformers.training.options import option, spoken
 
-SAMPLING, NUCLEUS = 0.8, 0.95  # temperature and top-p, where nothing else is asked for
+SAMPLING, NUCLEUS = 0.8, 0.95  # default temperature and top-p of sampling
 NAMES = {name: name for name in ("max_new_tokens", "temperature", "top_k", "top_p", "beams")}
 
 
@@ -44,31 +44,31 @@ def generate(
     file
         A file with one on each line.
     max_new_tokens
-        At most so many; by default 64, or as many as a target may have.
+        The most tokens to generate; by default 64, or the longest target.
     greedy
         Take the likeliest token each time, the same as --temperature 0.
     temperature
         0 takes the likeliest token each time; more is bolder. By default 0.8 for clm, and 0 for seq2seq and with --beams.
     top_k
-        Choose among so many tokens only; by default among all.
+        Sample from this many of the likeliest tokens; by default from all.
     top_p
         Choose among the likeliest tokens that have this probability together; by default 0.95 for clm, unless --top-k is given.
     beams
-        Follow so many continuations, and take the likeliest.
+        The number of beams of beam search.
     seed
         Of the choice.
     """
     from linformers.cli.texts import read_texts
     from linformers.training import generate as say
     from linformers.training import load_run
-    from linformers.training.use import check_choice
+    from linformers.training.inference import check_choice
 
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     if greedy and (other := next((name for name, value in sampling.items() if value), None)):
         raise ValueError(f"--greedy takes the likeliest token; leave {option(other)} out")
     if greedy:
         temperature = 0.0
-    with spoken(NAMES):  # before the run is opened, as far as it does not depend on its task
+    with spoken(NAMES):  # before the run is opened; what depends on its task follows
         check_choice(max_new_tokens, SAMPLING if temperature is None else temperature, top_k, top_p, beams)
     opened = load_run(run)
     given = read_texts(prompts, file)

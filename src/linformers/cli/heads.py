@@ -1,10 +1,15 @@
-"""``linformers heads``: what every head of a run looks at."""
+"""``linformers heads``: what every head of a run attends to, and what its slots hold."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from linformers.experiments.heads import Fullest
 
 
 def heads(
@@ -16,6 +21,9 @@ def heads(
     out: Path | None = None,
 ) -> None:
     """Draw the attention weights of all heads and layers of a run for one text, and what each slot gathers.
+
+    Slots that a query opened are blue. With content slots there is a second picture, of how many tokens each slot holds and which tokens chose
+    it; of a causal model, of what its last position sees.
 
     Example: linformers heads runs/mlm
 
@@ -30,7 +38,7 @@ def heads(
     file
         Take the text from this file.
     length
-        At most so many tokens; by default as many as the model takes, up to 512.
+        The most tokens; by default what the model takes, up to 512.
     out
         Folder for the pictures; by default the run.
     """
@@ -47,10 +55,8 @@ def heads(
     batch = experiment.inputs(subject.model, subject.tokenizer, text, longest)
     out = run if out is None else out
     drawn = experiment.draw(subject.model, batch, subject.tokenizer)
-    saved = [
-        figures.save(figure, out / ("heads.png" if len(drawn) == 1 else f"heads-{name}.png"))
-        for name, figure in drawn.items()
-    ]
+    files = experiment.file_names(drawn)
+    saved = [figures.save(figure, out / files[name]) for name, figure in drawn.items()]
     for name, found in experiment.spread(subject.model, batch).items():
         cells = [
             {"layer": i + 1, "head": f"head {j + 1}", "spread": value}
@@ -59,4 +65,21 @@ def heads(
         ]
         console.print(f"{name}: {found.title}", highlight=False, markup=False, soft_wrap=True)
         console.print(bench_results.pivot(cells, ("layer",), "head", lambda cell: f"{cell['spread']:.1f}"))
+        if found.note:
+            console.print(f"{name}: {found.note}", highlight=False, markup=False, soft_wrap=True)
+    for name, layers in experiment.fullest(subject.model, batch, subject.tokenizer).items():
+        console.print(full_slots(name, layers))
     console.print("wrote " + ", ".join(map(str, saved)), highlight=False, markup=False, soft_wrap=True)
+
+
+def full_slots(name: str, layers: "list[Fullest]") -> Table:
+    """The fullest content slots of every layer, and what they hold."""
+    table = Table(
+        "", "alive", "slots a token is in", "slot", "tokens", "most of them", title=f"{name}: the fullest content slots"
+    )
+    for layer in layers:
+        first = layer.place, f"{layer.alive} of {layer.k}", f"{layer.spread:.1f}"
+        for i, (slot, count, most) in enumerate(layer.slots):
+            table.add_row(*(first if i == 0 else ("", "", "")), str(slot), f"{count:.1f}", Text(most))
+        table.add_section()
+    return table

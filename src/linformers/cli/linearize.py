@@ -7,12 +7,16 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
+from linformers.checks import at_least_one, not_negative
 from linformers.cli.output import check_new, new_directory
 from linformers.files.checked import open_regular
 from linformers.training.options import spoken
 
 Size = Annotated[int, Parameter(negative="")]
-NAMES = ("k", "max_len", "method", "sharing", "local_window", "layers", "share", "fit_steps", "batch_size", "positions")
+NAMES = (
+    *("k", "max_len", "method", "sharing", "local_window", "open_slots", "layers", "share", "fit_steps", "batch_size"),
+    "positions",
+)
 
 
 @spoken({name: name for name in NAMES})
@@ -23,9 +27,10 @@ def linearize(
     max_len: Size,
     out: Path,
     positions: Literal["keep", "stretch"] = "keep",
-    method: Literal["mean", "learnable"] = "mean",
+    method: Literal["mean", "learnable", "content"] = "mean",
     sharing: Literal["none", "headwise", "kv"] = "headwise",
     local_window: Size = 0,
+    open_slots: Size = 0,
     layers: Annotated[list[int] | None, Parameter(negative="", consume_multiple=True)] = None,
     calibration: Path | None = None,
     samples: Size = 32,
@@ -39,6 +44,8 @@ def linearize(
     The result loads with an Auto class after `import linformers.linearize`.
 
     Example: linformers linearize my-bert --k 64 --max-len 512 --out my-linear-bert
+
+    Example: linformers linearize my-bert --k 128 --max-len 512 --open-slots 8 --out my-linear-bert
 
     Example: linformers linearize my-bert --k 64 --max-len 2048 --positions stretch --out my-long-bert
 
@@ -58,11 +65,15 @@ def linearize(
         Keep the learned positions, which bound max_len; or stretch them over longer inputs by interpolation. Inputs of every length then
         change: distil or fine-tune the model afterwards.
     method
-        Segment means, or segment means with a correction to be trained.
+        Segment means; segment means with a correction to be trained; or "content", slots that tokens choose by what they are, at random
+        until they are trained.
     sharing
-        Which learnable projections are one: "none", each head has its own; "headwise"; "kv", also for keys and values.
+        Which projections to be trained are one: "none", each head has its own; "headwise"; "kv", also for keys and values.
     local_window
         Also see the exact keys of the own and the neighbouring blocks of this many positions.
+    open_slots
+        Each query sees the exact keys of this many of its best slots, instead of their means; with segment means. It needs no training. 8, with
+        k a quarter of max_len, is a good start.
     layers
         Replace only these, counted from 0.
     calibration
@@ -74,10 +85,11 @@ def linearize(
     share
         The share of the singular values of attention that "spectrum" keeps.
     fit_steps
-        Fit each learnable projection to the calibration text with so many steps.
+        Steps of fitting each projection to the calibration text.
     """
     console = Console()
     check_sizes(slots(k), max_len, local_window, samples, batch_size, share)
+    check_open_slots(open_slots, method)
     check_fit(k, method, calibration, fit_steps)
     check_directory(directory)
     check_new(out)
@@ -97,6 +109,7 @@ def linearize(
         method=method,
         sharing=sharing,
         local_window=local_window,
+        open_slots=open_slots,
         layers=layers,
         calibration=text,
         share=share,
@@ -110,7 +123,7 @@ def linearize(
 
 
 def slots(k: str) -> int | list[int] | str:
-    """What ``--k`` says: a number, several, or "spectrum"."""
+    """The value of ``--k``: a number, several, or "spectrum"."""
     if k == "spectrum":
         return k
     try:
@@ -123,12 +136,9 @@ def slots(k: str) -> int | list[int] | str:
 def check_sizes(
     k: int | list[int] | str, max_len: int, local_window: int, samples: int, batch_size: int, share: float
 ) -> None:
-    """Raise a ValueError for numbers without a meaning."""
-    for name, value in (("max-len", max_len), ("samples", samples), ("batch-size", batch_size)):
-        if value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
-    if local_window < 0:
-        raise ValueError(f"--local-window must not be negative, got {local_window}")
+    """Raise a ValueError for numbers out of range."""
+    at_least_one(**{"--max-len": max_len, "--samples": samples, "--batch-size": batch_size})
+    not_negative(**{"--local-window": local_window})
     if not 0 < share <= 1:
         raise ValueError(f"--share must be above 0 and at most 1, got {share}")
     for size in [k] if isinstance(k, int) else [] if isinstance(k, str) else k:
@@ -136,12 +146,23 @@ def check_sizes(
             raise ValueError(f"--k must be from 1 to --max-len {max_len}, got {size}")
 
 
+def check_open_slots(open_slots: int, method: str) -> None:
+    """Raise a ValueError where no slots can be opened."""
+    not_negative(**{"--open-slots": open_slots})
+    if open_slots and method != "mean":
+        raise ValueError(
+            f"--open-slots {open_slots} opens means of tokens, and --method {method} makes other slots; "
+            "give --method mean, or leave --open-slots out"
+        )
+
+
 def check_fit(k: str, method: str, calibration: Path | None, fit_steps: int) -> None:
-    """Raise a ValueError for options of calibration that do not go together."""
-    if fit_steps < 0:
-        raise ValueError(f"--fit-steps must not be negative, got {fit_steps}")
+    """Raise a ValueError for options of calibration that contradict each other."""
+    not_negative(**{"--fit-steps": fit_steps})
     if fit_steps and method == "mean":
-        raise ValueError(f"--fit-steps {fit_steps} with --method mean has nothing to fit; give --method learnable")
+        raise ValueError(
+            f"--fit-steps {fit_steps} with --method mean has nothing to fit; give --method learnable or content"
+        )
     if calibration is None and (fit_steps or k == "spectrum"):
         asked = f"--fit-steps {fit_steps}" if fit_steps else "--k spectrum"
         raise ValueError(f"{asked} needs a text; give a file with --calibration")
@@ -159,7 +180,7 @@ def check_directory(directory: Path) -> None:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return  # who loads the model says what is wrong
+        return  # loading the model raises the error
     if not isinstance(found, dict):
         return
     settings, kind = found.get("settings"), str(found.get("model_type", ""))

@@ -1,12 +1,11 @@
-"""What a command writes: a new directory that appears when it is complete."""
+"""The output directory of a command, which appears when it is complete."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from linformers.training.checkpoints import PARTIAL, reason
+from linformers.files.whole import beside, reason, replace_directory, scratch
 
 
 def check_new(out: Path) -> None:
@@ -25,21 +24,16 @@ def check_new(out: Path) -> None:
 
 @contextmanager
 def new_directory(out: Path) -> Iterator[Path]:
-    """A directory to write into, which becomes ``out`` when the block has ended well.
+    """A directory to write into, which becomes ``out`` when the block ends without error.
 
     Raises:
         OSError: if it cannot be written; then nothing is left of it.
     """
-    aside = out.with_name(PARTIAL + out.name)
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        yield aside
-        if out.exists():
-            out.rmdir()
-        aside.rename(out)
-    except BaseException as error:
-        shutil.rmtree(aside, ignore_errors=True)
-        if isinstance(error, OSError):
-            raise OSError(f"could not write {out}: {reason(error)}") from error
-        raise
+        with scratch(beside(out)) as aside:
+            yield aside
+            if out.exists():
+                out.rmdir()  # it was empty
+            replace_directory(aside, out)
+    except OSError as error:
+        raise OSError(f"could not write {out}: {reason(error)}") from error

@@ -123,9 +123,9 @@ def prepare(
     seed
         Of the split, and of ListOps.
     sample
-        Train the tokeniser on at most so many characters, spread over the training part.
+        The most characters to train the tokeniser on, spread over the training part.
     limit
-        Read only about so many characters.
+        Read about this many characters only.
     listops
         Expressions for train, validation and test; 96,000, 2,000 and 2,000, as published, if it is not given.
     listops_length
@@ -179,7 +179,7 @@ def prepare(
 
 
 def show(prepared: Any, reused: bool) -> None:
-    """Print what there is now."""
+    """Print a summary of the prepared directory."""
     console = Console(soft_wrap=True, highlight=False)
     about = prepared.about
     table = Table("part", title=about["name"])

@@ -1,4 +1,4 @@
-"""Keep what other packages say out of the output of a command that goes to a file or a pipe: loading bars, logs and warnings."""
+"""Keeps loading bars, logs and warnings of other packages out of output that goes to a file or a pipe."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ LOGGERS = ("torch", "onnxscript", "onnx_ir", "jax", "tensorflow", "matplotlib")
 
 
 def quiet() -> None:
-    """Do so for this whole process; its own warnings become lines, wherever they go."""
+    """Do so for this whole process; warnings of this package become single lines."""
     terminal = sys.stdout.isatty() and sys.stderr.isatty()
     if not terminal:
         for name, value in ENVIRONMENT.items():
@@ -33,7 +33,7 @@ def quiet() -> None:
 
 
 def show_warnings(others: bool) -> None:
-    """Show the warnings of this package as one line each, once; those of others as ever, or not at all."""
+    """Show the warnings of this package as one line each, once; those of others as usual, or not at all."""
     before, said = warnings.showwarning, set[str]()
 
     def show(message: Any, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:

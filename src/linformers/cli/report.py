@@ -24,12 +24,12 @@ def report(*runs: Path, out: Path | None = None, models: bool = True) -> None:
         Also load the models of the runs, for their heads and, with full attention, the spectrum.
     """
     from linformers.experiments import summary
-    from linformers.experiments.runs import write_whole
+    from linformers.files.whole import write_text
 
     if not runs:
         raise ValueError("there is nothing to report; give runs or comparisons")
     out = out or (runs[0] if len(runs) == 1 else Path()) / "report.html"
     text = summary.build(runs, models=models)
-    write_whole(out, text)
+    write_text(out, text)
     size = len(text.encode()) / 2**20
     Console().print(f"wrote {out} ({size:.1f} MB)", highlight=False, markup=False, soft_wrap=True)

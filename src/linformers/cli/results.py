@@ -6,19 +6,21 @@ from rich.table import Table
 
 
 def table(results: dict[str, Any]) -> Table:
-    """Loss, perplexity and accuracy beside those of the frequencies, and what training took."""
+    """Loss, perplexity and accuracy beside those of the frequency baseline, and the cost of training."""
     title = f"{results['task']}, {results['attention']} attention, {results['part']} part"
     shown = Table("", "model", "frequencies alone", title=title)
     baseline = results["baseline"]
     for name, form in (("loss", "{:.4f}"), ("perplexity", "{:,.2f}"), ("accuracy", "{:.2%}")):
         shown.add_row(name, form.format(results[name]), form.format(baseline[name]))
     for name, form in (
+        ("slots_alive", "{:.0%}"),
         ("parameters", "{:,}"),
         ("tokens_per_second", "{:,.0f}"),
         ("peak_memory_mb", "{:,.0f}"),
         ("seconds", "{:,.0f}"),
     ):
-        shown.add_row(name.replace("_", " "), form.format(results[name]), "")
+        if name in results:
+            shown.add_row(name.replace("_", " "), form.format(results[name]), "")
     return shown
 
 

@@ -7,6 +7,8 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from linformers.checks import at_least_one
+
 Size = Annotated[int, Parameter(negative="")]
 
 
@@ -54,9 +56,7 @@ def spectrum(
     from linformers.experiments.figures import save
     from linformers.experiments.texts import pieces
 
-    for name, value in (("length", length), ("samples", samples), ("index", index)):
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
+    at_least_one(**{"--length": length, "--samples": samples, "--index": index})
     if not 0 < share <= 1:
         raise ValueError(f"--share must be above 0 and at most 1, got {share}")
     console = Console()
@@ -87,15 +87,24 @@ def spectrum(
 def table(result: dict[str, Any]) -> Table:
     """A line for each layer: the share at the index, and the k that keeps the wanted share."""
     settings = result["settings"]
+    more = [
+        (name, title, form)
+        for name, title, form in (
+            ("alive", "content slots alive", "{:.0%}"),
+            ("opened", "exact keys of opened slots, a query", "{:.1f}"),
+        )
+        if name in result
+    ]
     found = Table(
         "layer",
         f"share of the largest {settings['index']}, mean (least) of the heads",
         f"k for {100 * settings['share']:g} %",
         "k of the heads",
+        *(title for _, title, _ in more),
         title=f"{result['model']}: n = {settings['n']}, {settings['samples']} inputs",
     )
     for i, (heat, k, heads) in enumerate(zip(result["heat"], result["k"], result["k_heads"], strict=True)):
-        found.add_row(
-            str(i + 1), f"{sum(heat) / len(heat):.3f} ({min(heat):.3f})", str(k), " ".join(map(str, sorted(heads)))
-        )
+        share = f"{sum(heat) / len(heat):.3f} ({min(heat):.3f})"
+        also = (form.format(result[name][i]) for name, _, form in more)
+        found.add_row(str(i + 1), share, str(k), " ".join(map(str, sorted(heads))), *also)
     return found

@@ -4,11 +4,11 @@ import sys
 from pathlib import Path
 
 from linformers.files.checked import read_text
-from linformers.training.checkpoints import reason
+from linformers.files.whole import reason
 
 
 def read_texts(texts: tuple[str, ...], file: Path | None) -> list[str]:
-    """The texts that were given, in one way.
+    """The given texts.
 
     Raises:
         ValueError: if there are none, or two ways were used.

@@ -1,4 +1,4 @@
-"""``linformers train``: train a model, or go on with a run."""
+"""``linformers train``: train a model, or resume a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from linformers.training.settings import QUICK, Settings
+from linformers.training.presets import QUICK
+from linformers.training.settings import Settings
 
 
 def train(
@@ -46,7 +47,7 @@ def train(
 
     from linformers.cli.results import table
     from linformers.training import train as run
-    from linformers.training.memory import keep_freed
+    from linformers.training.allocator import keep_freed
 
     keep_freed()
     if quick:

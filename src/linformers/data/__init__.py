@@ -5,12 +5,13 @@ from linformers.data.batches import LengthBatches, collate
 from linformers.data.build import prepare
 from linformers.data.examples import TASKS, Examples, Task
 from linformers.data.expressions import ListOps, listops
-from linformers.data.noise import IGNORED, Noise
+from linformers.data.noise import Noise
 from linformers.data.passes import Progress
 from linformers.data.prepared import Prepared, load
 from linformers.data.python_docs import default_text
 from linformers.data.records import KINDS, PARTS, Kind, Part
 from linformers.data.store import Documents
+from linformers.labels import IGNORED
 
 __all__ = [
     "IGNORED",

@@ -1,22 +1,23 @@
-"""Write a prepared directory aside, and let it appear when it is complete; find one that is there already."""
+"""The directory of ``prepare``: written aside and renamed when it is complete; an existing one is reused."""
 
 import contextlib
 import errno
 import glob
 import os
+import secrets
 import shutil
 import socket
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from linformers.data.prepared import ABOUT, Prepared, load, read_about
+from linformers.files.whole import replace_directory, scratch
 
-OLD = "-old"  # is behind the name of what is being replaced
+OLD = "-old"  # ends the name of what is being replaced
 
 
 def reuse(out: Path, mark: str, overwrite: bool) -> Prepared | None:
-    """What is in ``out`` already, if it was made of the same things.
+    """The prepared directory at ``out``, if it was made from the same sources and options, or None if there is nothing.
 
     Raises:
         ValueError: if something else is there.
@@ -37,42 +38,34 @@ def reuse(out: Path, mark: str, overwrite: bool) -> Prepared | None:
 
 @contextlib.contextmanager
 def aside(out: Path, mark: str, overwrite: bool) -> Iterator[Path]:
-    """A folder to write into, which takes the place of ``out`` at the end, and only then."""
+    """A folder to write into, which is renamed to ``out`` when the block ends."""
     own = partial(out)
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        for left in out.parent.glob(f"{glob.escape(own)}*"):
-            if not alive(left.name.removeprefix(own).split("-")[0]):
-                shutil.rmtree(left, ignore_errors=True)  # its process was killed
-        folder = Path(tempfile.mkdtemp(prefix=f"{own}{os.getpid()}-", dir=out.parent))
-    except OSError as error:
-        raise OSError(f"cannot write to {out.parent}: {error.strerror}; choose another directory") from error
-    old = folder.parent / f"{folder.name}{OLD}"
-    try:
-        yield folder
-        if overwrite or not reuse(out, mark, overwrite):  # another process may have been faster
-            if out.exists():
-                os.replace(out, old)
-            folder.chmod(0o755)
-            os.replace(folder, out)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OSError(f"no room on the disk to write {out}; nothing was kept") from error
-        raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        if old.exists() and not out.exists():
-            os.replace(old, out)
-        shutil.rmtree(old, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            for left in out.parent.glob(f"{glob.escape(own)}*"):
+                if not alive(left.name.removeprefix(own).split("-")[0]):
+                    shutil.rmtree(left, ignore_errors=True)  # its process was killed
+            folder = stack.enter_context(scratch(out.with_name(f"{own}{os.getpid()}-{secrets.token_hex(4)}")))
+        except OSError as error:
+            raise OSError(f"cannot write to {out.parent}: {error.strerror}; choose another directory") from error
+        try:
+            yield folder
+            if overwrite or not reuse(out, mark, overwrite):  # another process may have finished first
+                replace_directory(folder, out, old=folder.with_name(folder.name + OLD))
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OSError(f"no room on the disk to write {out}; nothing was kept") from error
+            raise
 
 
 def partial(out: Path) -> str:
-    """What the folders begin with that processes on this machine write beside ``out``; their numbers follow."""
+    """The prefix of the folders that processes of this machine write beside ``out``; the process id follows."""
     return f".{out.name}.partial-{socket.gethostname()}-"
 
 
 def restore(out: Path) -> None:
-    """Give what a process was replacing when it was killed its name back."""
+    """Restore a directory that a killed process was replacing."""
     own = partial(out)
     for left in out.parent.glob(f"{glob.escape(own)}*{OLD}"):
         if not out.exists() and (left / ABOUT).is_file() and not alive(left.name.removeprefix(own).split("-")[0]):

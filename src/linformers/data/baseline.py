@@ -1,4 +1,4 @@
-"""The baseline that every model must beat: how often each token, or class, is in the training part."""
+"""The baseline that every model must beat: predicting the token or class frequencies of the training part."""
 
 import math
 
@@ -6,20 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linformers.data.examples import Examples
-from linformers.data.noise import IGNORED
 from linformers.data.store import Documents
+from linformers.labels import IGNORED
 
 Counts = NDArray[np.int64]
 BLOCK = 1 << 22
 
 
 def frequency_baseline(examples: Examples) -> dict[str, float]:
-    """Loss, perplexity and accuracy of saying the frequencies of the training part, whatever the input is.
+    """Loss, perplexity and accuracy of predicting the frequencies of the training part, whatever the input is.
 
-    Frequencies have one added to each count. They are compared with exactly what ``examples`` ask for, in its epoch.
+    One is added to each count. The labels are exactly those of ``examples``, in its epoch.
 
     Raises:
-        ValueError: if nothing is asked.
+        ValueError: if there are no labels.
     """
     known = training_counts(examples) + 1
     asked = asked_counts(examples, len(known))
@@ -35,7 +35,7 @@ def frequency_baseline(examples: Examples) -> dict[str, float]:
 
 
 def training_counts(examples: Examples) -> Counts:
-    """How often the training part has each thing that the task asks for."""
+    """How often each label of the task occurs in the training part."""
     prepared = examples.prepared
     if examples.task == "classify":
         return np.bincount(prepared.classes("train"), minlength=len(prepared.labels))
@@ -45,7 +45,7 @@ def training_counts(examples: Examples) -> Counts:
         training = examples.of("train")
         if (
             prepared.kind == "pairs" or examples.noise == "spans"
-        ):  # cut targets, masks between spans: count what is asked
+        ):  # targets are cut, or have masks between spans: count the labels
             return asked_counts(training, prepared.vocab_size)
         counts = token_counts(prepared.documents("train"), prepared.vocab_size)
         counts[examples.special.end] += len(training)
@@ -57,7 +57,7 @@ def training_counts(examples: Examples) -> Counts:
 
 
 def token_counts(documents: Documents, size: int) -> Counts:
-    """How often each token is there; read in pieces."""
+    """How often each token occurs; read in blocks."""
     counts = np.zeros(size, np.int64)
     for begin in range(0, len(documents.tokens), BLOCK):
         found = np.bincount(documents.tokens[begin : begin + BLOCK], minlength=size)
@@ -70,11 +70,11 @@ def token_counts(documents: Documents, size: int) -> Counts:
 
 
 def asked_counts(examples: Examples, size: int) -> Counts:
-    """How often each token, or class, is asked for."""
+    """How often each token or class is a label."""
     if examples.task == "classify":
         return np.bincount(examples.classes, minlength=size)
     counts = np.zeros(size, np.int64)
-    first = 1 if examples.task == "clm" else 0  # the model moves the labels: nothing says the first
+    first = 1 if examples.task == "clm" else 0  # the model shifts the labels: the first is not predicted
     for i in range(len(examples)):
         labels = examples[i]["labels"][first:]
         np.add.at(counts, labels[labels != IGNORED], 1)

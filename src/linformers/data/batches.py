@@ -11,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linformers.data.noise import IGNORED
+from linformers.checks import at_least_one
+from linformers.labels import IGNORED
 
-POOL = 50  # batches whose examples are sorted together
+POOL = 50  # number of batches whose examples are sorted together
 
 
 def collate(
@@ -30,9 +31,9 @@ def collate(
     Args:
         examples: of ``Examples``.
         pad_id: fills ``input_ids``.
-        start_id: with it there are ``decoder_input_ids``, the labels moved by one; for sequence to sequence.
-        multiple: make lengths a multiple of this, or
-        longest: this, if the multiple is more; without it, any multiple will do.
+        start_id: add ``decoder_input_ids``, the labels shifted by one after this token; for sequence to sequence.
+        multiple: pad to a multiple of this length,
+        longest: but not beyond this length.
         longest_target: the same for labels, if it differs.
 
     Returns:
@@ -58,7 +59,7 @@ def collate(
 def pad(
     rows: Sequence[Any], value: int, multiple: int = 1, longest: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows of one length, filled at the end, and where they are real."""
+    """Rows padded at the end to one length, and a mask that is 1 where they are real."""
     lengths = np.array([len(row) for row in rows])
     width = -(-int(lengths.max()) // multiple) * multiple
     if longest is not None:
@@ -80,7 +81,6 @@ class LengthBatches(torch.utils.data.Sampler[list[int]]):
         batch_size: examples in a batch.
         seed: of the order.
         shuffle: for training.
-        drop_last: leave out a last batch that is not full.
     """
 
     def __init__(
@@ -90,21 +90,17 @@ class LengthBatches(torch.utils.data.Sampler[list[int]]):
         *,
         seed: int = 0,
         shuffle: bool = True,
-        drop_last: bool = False,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        at_least_one(batch_size=batch_size)
         self.lengths = np.asarray(lengths)
-        self.batch_size, self.seed, self.shuffle, self.drop_last = batch_size, seed, shuffle, drop_last
+        self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Use the order of this epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        count = len(self.lengths)
-        return count // self.batch_size if self.drop_last else -(-count // self.batch_size)
+        return -(-len(self.lengths) // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         order = self.order()
@@ -112,12 +108,10 @@ class LengthBatches(torch.utils.data.Sampler[list[int]]):
         if self.shuffle:
             starts = np.random.default_rng([self.seed, self.epoch, 1]).permutation(starts)
         for start in starts:
-            batch = order[start : start + self.batch_size]
-            if len(batch) == self.batch_size or not self.drop_last:
-                yield batch.tolist()
+            yield order[start : start + self.batch_size].tolist()
 
     def order(self) -> NDArray[np.int64]:
-        """All examples, similar lengths side by side."""
+        """All examples in order, similar lengths side by side."""
         if not self.shuffle:
             return np.argsort(-self.lengths, kind="stable")
         order = np.random.default_rng([self.seed, self.epoch, 0]).permutation(len(self.lengths))

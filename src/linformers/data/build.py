@@ -1,4 +1,4 @@
-"""``prepare``: a corpus becomes a tokeniser and token sequences in three parts, in constant memory."""
+"""``prepare``: from a corpus to a tokeniser and token sequences in three parts, in constant memory."""
 
 import hashlib
 import json
@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from linformers.checks import at_least_one, one_of
 from linformers.data.aside import aside, reuse
 from linformers.data.expressions import ListOps, expressions
 from linformers.data.files import Cutting, Layout, files
@@ -50,19 +51,19 @@ def prepare(
 ) -> Prepared:
     """Make a tokeniser of a corpus, and write its documents as tokens, in three parts.
 
-    Nothing but the sample for the tokeniser is held in memory. The directory appears when it is complete. If it is there already,
-    made of the same sources with the same options, it is reused.
+    Only the sample for the tokeniser is held in memory. The directory appears when it is complete. One that was made of the same sources
+    with the same options is reused.
 
     Args:
         sources: files, folders and patterns; None for Python's own documentation or, if labelled, ListOps.
         out: the directory to write.
-        kind: ``"text"``, ``"pairs"`` or ``"labelled"``; None finds out from the other options.
+        kind: ``"text"``, ``"pairs"`` or ``"labelled"``; None infers it from the other options.
         targets: files whose lines belong to those of the sources.
         validation: files of the validation part, if it is not to be taken from the sources.
         test: files of the test part, likewise.
-        column: with the text, of tables and JSON lines; "text" if it is not given.
-        label_column: with the class; "label" if it is not given and the kind is labelled.
-        target_column: with the target of a pair; "target" if it is not given and the kind is pairs.
+        column: the column with the text, of tables and JSON lines; "text" by default.
+        label_column: the column with the class; "label" by default if the kind is labelled.
+        target_column: the column with the target of a pair; "target" by default if the kind is pairs.
         dataset: the name of a dataset of the Hugging Face hub, in place of sources.
         dataset_config: which of its configurations.
         dataset_split: which of its splits.
@@ -71,15 +72,15 @@ def prepare(
             ``"words"`` for ListOps.
         vocab_size: the most tokens.
         lowercase: make everything lower case.
-        documents: what a document of a plain text is: ``"auto"``, ``"file"``, ``"blocks"`` or ``"lines"``.
-        document_size: the least characters of a block.
+        documents: how plain text is divided into documents: ``"auto"``, ``"file"``, ``"blocks"`` or ``"lines"``.
+        document_size: the fewest characters of a block.
         errors: ``"strict"``, ``"replace"`` or ``"ignore"``, for invalid UTF-8.
         shares: of train, validation and test.
         seed: of the split, and of ListOps.
-        sample: train the tokeniser on at most so many characters, spread over the training part.
-        limit: read only about so many characters.
+        sample: the most characters to train the tokeniser on, spread over the training part.
+        limit: read about this many characters only.
         overwrite: replace a directory that was made of something else.
-        progress: is told what is being done, and how far it is.
+        progress: called with what is being done, how much of it is done, and of how much.
 
     Raises:
         ValueError: for options that contradict each other, and for text that cannot be used.
@@ -88,17 +89,15 @@ def prepare(
     out = Path(out)
     kind = choose_kind(kind, targets, label_column, target_column, listops)
     layout = Layout(column, label_column, target_column, documents, document_size, errors)
-    check_choice("documents", documents, get_args(Cutting))
-    check_choice("errors", errors, get_args(Errors))
+    one_of("documents", documents, get_args(Cutting))
+    one_of("errors", errors, get_args(Errors))
     given: dict[Part, Sequence[str]] = {}
     if test:
         given["test"] = test
     if validation:
         given["validation"] = validation
     split = Split(check_shares(shares, given))
-    for name, value in (("sample", sample), ("limit", 1 if limit is None else limit)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    at_least_one(sample=sample, limit=limit)
     corpus = choose_corpus(
         sources, kind, layout, targets, listops, seed, (dataset, dataset_config, dataset_split) if dataset else None
     )
@@ -158,7 +157,7 @@ def choose_kind(
     target_column: str | None,
     listops: ListOps | None,
 ) -> Kind:
-    """The kind that the options mean.
+    """The kind of documents that the options ask for.
 
     Raises:
         ValueError: if they contradict each other.
@@ -167,18 +166,12 @@ def choose_kind(
     labelled = "label_column" if label_column else "listops" if listops else None
     if kind is None:
         kind = "pairs" if paired else "labelled" if labelled else "text"
-    check_choice("kind", kind, KINDS)
+    one_of("kind", kind, KINDS)
     if paired and kind != "pairs":
         raise ValueError(f"{paired} is for pairs, and the kind is {kind!r}; leave one of them out")
     if labelled and kind != "labelled":
         raise ValueError(f"{labelled} is for labelled documents, and the kind is {kind!r}; leave one of them out")
     return kind
-
-
-def check_choice(name: str, value: str, allowed: Iterable[str]) -> None:
-    """Raise a ValueError for a value that is not allowed."""
-    if value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}; got {value!r}")
 
 
 def choose_corpus(
@@ -190,7 +183,7 @@ def choose_corpus(
     seed: int,
     dataset: tuple[str, str | None, str] | None,
 ) -> Corpus:
-    """The corpus that the options mean."""
+    """The corpus that the options ask for."""
     given = [
         name
         for name, value in (("sources", sources), ("a dataset of the hub", dataset), ("ListOps", listops))
@@ -237,7 +230,7 @@ def make_tokenizer(method: str, texts: Iterable[str], vocab_size: int | None, lo
 
 
 def tokenizer_identity(directory: Path) -> list[Any]:
-    """What changes when the tokeniser of a directory does."""
+    """Names and digests of the files of a tokeniser, which change when it does."""
     kinds = (".json", ".txt", ".model")  # tokenizer.json, tokenizer_config.json, vocab.txt, merges.txt, spiece.model
     names = sorted(path for path in directory.iterdir() if path.suffix in kinds and path.name != "config.json")
     return [[path.name, hashlib.blake2b(read_bytes(path), digest_size=16).hexdigest()] for path in names]

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from linformers.checks import at_least_one, one_of
 from linformers.data.noise import (
-    IGNORED,
     Ids,
     Noise,
     Vocabulary,
@@ -21,6 +21,7 @@ from linformers.data.noise import (
 )
 from linformers.data.prepared import Prepared, check_part
 from linformers.data.records import Part
+from linformers.labels import IGNORED
 
 Task = Literal["mlm", "clm", "seq2seq", "classify"]
 TASKS: tuple[Task, ...] = get_args(Task)
@@ -72,10 +73,8 @@ class Examples(torch.utils.data.Dataset[Example]):
         for name, share in (("mask_share", mask_share), ("noise_share", noise_share)):
             if not 0 < share < 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {share}")
-        if noise not in get_args(Noise):
-            raise ValueError(f"noise must be one of {', '.join(map(repr, get_args(Noise)))}; got {noise!r}")
-        if span_length < 1:
-            raise ValueError(f"span_length must be at least 1, got {span_length}")
+        one_of("noise", noise, get_args(Noise))
+        at_least_one(span_length=span_length)
         self.prepared, self.part, self.task = prepared, check_part(part), task
         self.max_length = max_length
         self.target_length = max_length if target_length is None else target_length
@@ -195,7 +194,7 @@ class Examples(torch.utils.data.Dataset[Example]):
         total = int(self._joined[-1]) if len(ends) else 0
         begins = np.arange(0, total, self.max_length)
         lengths = np.minimum(begins + self.max_length, total) - begins
-        self.lengths = lengths[lengths > 1]  # one token has no next one
+        self.lengths = lengths[lengths > 1]  # a single token has no next one
 
     def _block(self, index: int) -> Ids:
         begin = index * self.max_length
@@ -209,7 +208,7 @@ class Examples(torch.utils.data.Dataset[Example]):
         return self._piece(index), self.targets[index].astype(np.int64)
 
     def _undo(self, index: int) -> tuple[Ids, Ids]:
-        """A text with spans taken out, and what is to be said."""
+        """A text without some spans, and the target that restores them."""
         ids = self._piece(index)
         begins, ends = choose_spans(len(ids), self._random(index), self.noise_share, self.span_length)
         mask = self.special.vocabulary.mask
@@ -253,9 +252,8 @@ class Special:
 
 
 def check_task(task: str, prepared: Prepared) -> None:
-    """Raise a ValueError for a task that there is not, or that this data is not for."""
-    if task not in TASKS:
-        raise ValueError(f"task must be one of {', '.join(map(repr, TASKS))}; got {task!r}")
+    """Raise a ValueError for an unknown task, or one that this data does not fit."""
+    one_of("task", task, TASKS)
     if task == "classify" and prepared.kind != "labelled":
         raise ValueError(
             f"{prepared.directory} holds {prepared.kind}, and 'classify' needs labels; prepare it with --kind labelled"

@@ -2,17 +2,18 @@
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any, Literal
 
+from linformers.checks import at_least_one
 from linformers.data.finding import JSON_LINES, TABLES, Found, find_all, identities, with_classes
 from linformers.data.reading import Errors, chunks, cut, lines
-from linformers.data.records import Corpus, Kind, Reading, Record, first
+from linformers.data.records import Corpus, Kind, Reading, Record, first, not_blank
 
 Cutting = Literal["auto", "file", "blocks", "lines"]
-LARGEST = 1_000_000  # characters of a document; a file may be longer than memory
+LARGEST = 1_000_000  # characters of a document; a file may be larger than memory
 FEW = 3  # with fewer files, a file is not one document
 
 
@@ -21,12 +22,12 @@ class Layout:
     """How files are read.
 
     Args:
-        column: with the text, of tables and JSON lines; None means "text".
-        label_column: with the class; None means "label" if labelled.
-        target_column: with the target of a pair.
-        documents: what a document of a plain text is: ``"file"``; ``"blocks"``, cut at paragraphs; ``"lines"``, each line; or
+        column: the column with the text, of tables and JSON lines; None means "text".
+        label_column: the column with the class; None means "label" if labelled.
+        target_column: the column with the target of a pair.
+        documents: how plain text is divided into documents: ``"file"``; ``"blocks"``, cut at paragraphs; ``"lines"``, each line; or
             ``"auto"``, files if there are three or more, else blocks.
-        document_size: the least characters of a block.
+        document_size: the fewest characters of a block.
         errors: what to do about invalid UTF-8.
     """
 
@@ -37,15 +38,18 @@ class Layout:
     document_size: int = 4000
     errors: Errors = "strict"
 
+    def label_name(self, kind: Kind) -> str | None:
+        """The column with the class, if documents of this kind have one."""
+        return (self.label_column or "label") if kind == "labelled" else None
+
 
 def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[str] | None = None) -> Corpus:
     """Files as a corpus.
 
     Raises:
-        ValueError: if there are none, or they cannot be what is asked for.
+        ValueError: if there are none, or they are not of this kind.
     """
-    if layout.document_size < 1:
-        raise ValueError(f"document_size must be at least 1, got {layout.document_size}")
+    at_least_one(document_size=layout.document_size)
     notes: list[str] = []
     named = layout.column or layout.label_column or layout.target_column
     found = find_all(sources, named is not None, notes)
@@ -70,7 +74,6 @@ def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[
 
         def records(reading: Reading) -> Iterator[Record]:
             for one in found:
-                reading.files += 1
                 before = reading.done
                 empty = True
                 for record in reader(one, reading):
@@ -80,24 +83,17 @@ def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[
                     reading.empty.append(str(one.path))
                 reading.done = max(reading.done, before)
 
-    def read(reading: Reading) -> Iterator[Record]:
-        for record in records(reading):
-            if record.text.strip() and (record.target is None or record.target.strip()):
-                yield record
-            else:
-                reading.blank += 1
-
     def unchanged() -> bool:
         return identities(found) == identity["files"] and (not others or identities(others) == identity["targets"])
 
     name = str(found[0].path) if len(found) == 1 else f"{len(found)} files"
-    return Corpus(identity, read, size, name, notes=tuple(notes), unchanged=unchanged)
+    return Corpus(identity, not_blank(records), size, name, notes=tuple(notes), unchanged=unchanged)
 
 
 def choose(
     found: list[Found], kind: Kind, layout: Layout, notes: list[str]
 ) -> Callable[[Found, Reading], Iterator[Record]]:
-    """How each of the files is read."""
+    """The function that reads each file."""
     plain = [one for one in found if one.plain]
     if kind == "pairs" and plain:
         raise ValueError(
@@ -138,7 +134,7 @@ def choose(
 
 
 def unused_columns(tables: Sequence[Found], kind: Kind, layout: Layout) -> list[str]:
-    """A note if the first table looks labelled, and its classes are not asked for."""
+    """A note if the first table has labels that the options do not use."""
     if kind != "text" or not tables or layout.column == "label":
         return []
     table = json_rows if tables[0].form in JSON_LINES else csv_rows
@@ -152,7 +148,7 @@ def unused_columns(tables: Sequence[Found], kind: Kind, layout: Layout) -> list[
 
 
 def whole(one: Found, layout: Layout, reading: Reading) -> Iterator[Record]:
-    """A file as a document; one that is very long, as several or, if labelled, cut off."""
+    """A file as one document; a very long file becomes several documents or, if labelled, is cut."""
     texts = chunks(one.path, layout.errors, reading)
     begin: list[str] = []
     for text in texts:
@@ -172,7 +168,6 @@ def whole(one: Found, layout: Layout, reading: Reading) -> Iterator[Record]:
 
 def pairs(source: Found, target: Found, layout: Layout, reading: Reading) -> Iterator[Record]:
     """The lines of two files, side by side."""
-    reading.files += 2
     left, right = Reading(), Reading()
     before = reading.done
     number = 0
@@ -192,21 +187,32 @@ def pairs(source: Found, target: Found, layout: Layout, reading: Reading) -> Ite
 
 def rows(one: Found, kind: Kind, layout: Layout, reading: Reading) -> Iterator[Record]:
     """The rows of a table or JSON lines."""
-    column = layout.column or "text"
-    label = (layout.label_column or "label") if kind == "labelled" else None
-    target = (layout.target_column or "target") if kind == "pairs" else None
     table = json_rows if one.form in JSON_LINES else csv_rows
     for place, row in table(one, layout, reading):
-        values: list[str | None] = []
-        for name, option in ((column, "--column"), (label, "--label-column"), (target, "--target-column")):
-            if name is None:
-                values.append(None)
-                continue
-            if name not in row:
-                has = ", ".join(map(repr, row)) or "none"
-                raise ValueError(f"{one.path}, {place} has no column {name!r}; it has {has}: choose with {option}")
-            values.append(as_text(row[name], f"{one.path}, {place}, column {name!r}", name == label))
-        yield Record(values[0] or "", values[1], values[2])
+        yield as_record(row, f"{one.path}, {place}", kind, layout)
+
+
+def as_record(row: Mapping[str, Any], place: str, kind: Kind, layout: Layout) -> Record:
+    """The columns of a row that the kind needs.
+
+    Args:
+        place: which row it is, for errors.
+
+    Raises:
+        ValueError: if there is no such column, or something else than a text in it.
+    """
+    values: list[str | None] = []
+    for name, option in (
+        (layout.column or "text", "--column"),
+        (layout.label_name(kind), "--label-column"),
+        ((layout.target_column or "target") if kind == "pairs" else None, "--target-column"),
+    ):
+        if name is not None and name not in row:
+            has = ", ".join(map(repr, row)) or "none"
+            raise ValueError(f"{place} has no column {name!r}; it has {has}: choose with {option}")
+        required = option == "--label-column"
+        values.append(None if name is None else as_text(row[name], f"{place}, column {name!r}", required))
+    return Record(values[0] or "", values[1], values[2])
 
 
 def as_text(value: Any, place: str, required: bool) -> str:
@@ -221,7 +227,7 @@ def as_text(value: Any, place: str, required: bool) -> str:
     if not text.isascii():
         try:
             text.encode("utf-8")
-        except UnicodeEncodeError:  # half of a pair, as JSON can write it
+        except UnicodeEncodeError:  # a lone surrogate, which JSON can encode
             text = text.encode("utf-8", "replace").decode("utf-8")
     return text
 

@@ -1,4 +1,4 @@
-"""The files of a corpus: which regular files sources, folders and patterns mean, of which class they are, and whether they have changed."""
+"""Finds the files of a corpus: the regular files of sources, folders and patterns, their classes, and a digest that shows changes."""
 
 import glob
 import hashlib
@@ -29,13 +29,13 @@ class Found:
 
     @property
     def form(self) -> str:
-        """What kind of file it is: the last part of its name, without compression."""
+        """The suffix of its name, without that of compression."""
         path = self.path.with_suffix("") if self.path.suffix in COMPRESSED else self.path
         return path.suffix.lower()
 
     @property
     def plain(self) -> bool:
-        """Whether it is just text."""
+        """Whether it is plain text."""
         return self.form not in JSON_LINES and self.form not in TABLES
 
 
@@ -63,7 +63,7 @@ def find(source: str, notes: list[str]) -> list[Found]:
 
 
 def matches(pattern: Path) -> list[str]:
-    """What a pattern matches, in the order of the names; ``**`` enters no links to folders, which may lead in circles."""
+    """What a pattern matches, sorted by name; ``**`` does not follow links to folders, which may form a circle."""
     parts = pattern.parts
     if "**" not in parts:
         return sorted(glob.glob(str(pattern), recursive=True))
@@ -169,7 +169,7 @@ def with_classes(found: list[Found]) -> list[Found]:
 
 
 def identities(found: Sequence[Found]) -> dict[str, Any]:
-    """What changes when a file does."""
+    """Count, size and a digest of the files, which change when a file does."""
     about = []
     for one in found:
         try:

@@ -1,4 +1,4 @@
-"""A dataset of the Hugging Face hub as a corpus; read as a stream, so it needs no room on the disk."""
+"""A dataset of the Hugging Face hub as a corpus; read without storing it on disk."""
 
 import os
 import socket
@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from linformers.data.files import Layout, as_text
-from linformers.data.records import Corpus, Kind, Reading, Record
+from linformers.data.files import Layout, as_record
+from linformers.data.records import Corpus, Kind, Reading, Record, not_blank
 from linformers.extras import install
 
 
@@ -19,40 +19,25 @@ def hub(name: str, config: str | None, split: str, kind: Kind, layout: Layout) -
         OSError: without a connection.
         ValueError: if there is no such dataset, or no such column.
     """
-    column = layout.column or "text"
-    label = (layout.label_column or "label") if kind == "labelled" else None
-    target = (layout.target_column or "target") if kind == "pairs" else None
-    columns = [one for one in (column, label, target) if one is not None]
+    label = layout.label_name(kind)
 
     def read(reading: Reading) -> Iterator[Record]:
-        rows = stream(name, config, split)
+        rows = open_dataset(name, config, split)
         features = getattr(rows, "features", None) or {}
         names = getattr(features.get(label), "names", None) if label else None
         for row in rows:
-            for one in columns:
-                if one not in row:
-                    raise ValueError(
-                        f"the dataset {name} has no column {one!r}; it has {', '.join(map(repr, row))}: "
-                        f"choose with --column, --label-column or --target-column"
-                    )
-            place = f"row {reading.done} of {name}"
+            place = f"row {reading.done} of the dataset {name}"
             reading.done += 1
-            text = as_text(row[column], place, False)
-            other = as_text(row[target], place, False) if target else None
-            if not text.strip() or (other is not None and not other.strip()):
-                reading.blank += 1
-                continue
-            value = row[label] if label else None
-            if names is not None and isinstance(value, int):
-                value = names[value]
-            yield Record(text, as_text(value, place, True) if label else None, other)
+            if names is not None and isinstance(row.get(label), int):
+                row = {**row, label: names[row[label]]}
+            yield as_record(row, place, kind, layout)
 
     identity = {"source": "hub", "dataset": name, "config": config, "split": split}
-    return Corpus(identity, read, None, f"the dataset {name}")
+    return Corpus(identity, not_blank(read), None, f"the dataset {name}")
 
 
-def stream(name: str, config: str | None, split: str) -> Any:
-    """Open the dataset."""
+def open_dataset(name: str, config: str | None, split: str) -> Any:
+    """The rows of the dataset, read on demand."""
     try:
         import datasets  # type: ignore[import-untyped]
     except ImportError as error:
@@ -61,7 +46,7 @@ def stream(name: str, config: str | None, split: str) -> Any:
         check_connection(name)
     try:
         return datasets.load_dataset(name, config, split=split, streaming=True)
-    except ValueError:  # no such configuration or split; says which there are
+    except ValueError:  # no such configuration or split; the message lists them
         raise
     except Exception as error:  # connections fail in many ways
         raise OSError(
@@ -76,7 +61,7 @@ def check_connection(name: str) -> None:
 
     if constants.HF_HUB_OFFLINE:
         raise OSError(f"the dataset {name} is on the hub, and HF_HUB_OFFLINE says not to go there; give files instead")
-    if getproxies():  # then names are looked up elsewhere
+    if getproxies():  # the proxy resolves names
         return
     host = urlsplit(constants.ENDPOINT).hostname
     try:

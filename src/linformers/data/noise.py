@@ -8,13 +8,14 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from linformers.labels import IGNORED
+
 Ids = NDArray[np.int64]
 Noise = Literal["infill", "spans"]
-IGNORED = -100
 
 
 class Vocabulary(NamedTuple):
-    """The numbers of tokens that noise needs."""
+    """The token ids that noise needs."""
 
     size: int
     mask: int
@@ -22,16 +23,16 @@ class Vocabulary(NamedTuple):
 
 
 def mask_tokens(ids: Ids, rng: np.random.Generator, vocabulary: Vocabulary, share: float) -> tuple[Ids, Ids]:
-    """Hide tokens as BERT does: of those asked for, 80 % become the mask, 10 % any token, 10 % stay.
+    """Mask tokens as BERT does: of those chosen, 80 % become the mask, 10 % any token, 10 % stay.
 
     Args:
         ids: ``(n,)``.
-        rng: makes the choice.
+        rng: the generator.
         vocabulary: of the tokens.
-        share: of tokens that are asked for; at least one is.
+        share: of tokens that are chosen; at least one is.
 
     Returns:
-        What the model reads, and the labels, -100 where nothing is asked; both ``(n,)``.
+        The input, and the labels, -100 where no token was chosen; both ``(n,)``.
     """
     n = len(ids)
     asked = rng.random(n) < share
@@ -66,7 +67,7 @@ def choose_spans(n: int, rng: np.random.Generator, share: float, span: float) ->
 
 
 def parts(total: int, count: int, rng: np.random.Generator) -> Ids:
-    """Divide a number into positive ones, every way being as likely."""
+    """A random partition of a number into ``count`` positive ones, uniform over all partitions."""
     borders = np.sort(rng.choice(total - 1, count - 1, replace=False)) + 1
     return np.diff(borders, prepend=0, append=total)
 
@@ -85,7 +86,7 @@ def remove_spans(ids: Ids, begins: Ids, ends: Ids, mask: int) -> Ids:
 
 
 def only_spans(ids: Ids, begins: Ids, ends: Ids, mask: int) -> Ids:
-    """The spans, each after a mask."""
+    """The spans, each preceded by a mask."""
     sizes = ends - begins
     where = np.cumsum(sizes + 1) - sizes - 1  # of the masks
     result = np.full(int(sizes.sum()) + len(sizes), mask)

@@ -1,4 +1,4 @@
-"""The two readings of a corpus: one splits it and takes a sample for the tokeniser, one writes its tokens. Memory does not grow with it."""
+"""The two passes over a corpus: one splits it and samples text for the tokeniser, one writes its tokens. Memory does not grow with the corpus."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,7 +16,7 @@ AT_ONCE = 1 << 20  # characters that are encoded together
 
 
 class Work:
-    """Two readings of a corpus: one to split it and to take a sample, one to write it."""
+    """Two passes over a corpus: :meth:`survey` splits it and takes a sample, :meth:`write` writes it."""
 
     def __init__(
         self, corpus: Corpus, kind: Kind, split: Split, seed: int, limit: int | None, progress: Progress
@@ -36,7 +36,7 @@ class Work:
         self.unknown = 0.0
 
     def read(self, what: str, reading: Reading) -> Iterator[Record]:
-        """One reading, up to the limit."""
+        """One pass, up to the limit."""
         characters = told = limited = 0
         self.progress(what, 0, self.corpus.size)
         for record in self.corpus.read(reading):
@@ -65,7 +65,7 @@ class Work:
                 if record.target is not None:
                     sample.add(key, record.target)
             if self.corpus.has_parts and sample.characters >= min(size, AT_ONCE):
-                break  # nothing else to learn from it
+                break  # the parts are known, and the sample is complete
         if not documents:
             raise ValueError(f"{self.corpus.name}: no text in it{self.left_out(reading)}")
         self.notes += filter(None, [self.left_out(reading).removeprefix(": ")])
@@ -75,7 +75,7 @@ class Work:
         return [text for key, text in sample.texts if self.split.part(key) == "train"]
 
     def left_out(self, reading: Reading) -> str:
-        """What was not taken, for a message; begins with a colon."""
+        """What was left out, for a message; begins with a colon."""
         said = []
         if reading.empty:
             said.append(f"{len(reading.empty)} empty files left out ({first(reading.empty)})")
@@ -88,7 +88,7 @@ class Work:
         return ": " + "; ".join(said) if said else ""
 
     def write(self, tokenizer: Any, folder: Path) -> dict[str, dict[str, Any]]:
-        """Write the documents of all parts; what ``load`` checks."""
+        """Write the documents of all parts, and return the counts and digests that ``load`` checks."""
         encode = Encoder(tokenizer)
         self.dtype = "uint16" if encode.size <= 1 << 16 else "uint32"
         writers: dict[str, Writer] = {part: Writer(folder / part, self.dtype) for part in PARTS}
@@ -154,7 +154,7 @@ class Work:
 
 
 class Sample:
-    """Texts, evenly chosen by their fingerprints, so many that they fit."""
+    """A sample of texts up to a size, chosen by their fingerprints."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -163,13 +163,13 @@ class Sample:
         self._bits = 0
 
     def add(self, key: int, text: str) -> None:
-        """Take a text, or not."""
+        """Take a text if its fingerprint is among those sampled."""
         if not self._takes(key):
             return
         self.texts.append((key, text))
         self.characters += len(text)
         while self.characters > self.size and len(self.texts) > 1 and self._bits < 60:
-            self._bits += 1  # half of them go
+            self._bits += 1  # drops half of them
             self.texts = [one for one in self.texts if self._takes(one[0])] or self.texts[:1]
             self.characters = sum(len(one) for _, one in self.texts)
 
@@ -178,7 +178,7 @@ class Sample:
 
 
 def batches(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Records together, about a million characters at once."""
+    """Lists of records with about a million characters each."""
     batch: list[Record] = []
     characters = 0
     for record in records:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from linformers.checks import one_of
 from linformers.data.records import KINDS, PARTS, Kind, Part
 from linformers.data.store import TYPES, Documents, check_order, check_range, digest, read_numbers
 from linformers.data.vocabulary import load_tokenizer
@@ -44,7 +45,7 @@ OPTIONAL = {"corpus": an_object, "options": an_object, "characters": whole(), "u
 
 @dataclass(frozen=True)
 class Prepared:
-    """What ``prepare`` made and ``load`` finds.
+    """A prepared directory, as ``load`` returns it.
 
     Attributes:
         directory: where it is.
@@ -68,17 +69,16 @@ class Prepared:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens there are."""
         return int(self.about["vocab_size"])
 
     @property
     def notes(self) -> list[str]:
-        """What a user should know: what was cut or left out, and such."""
+        """Notes for the user, such as what was cut or left out."""
         return list(self.about["notes"])
 
     @property
     def fingerprint(self) -> str:
-        """Stands for the sources and the options."""
+        """A digest of the sources and the options."""
         return str(self.about["fingerprint"])
 
     def count(self, part: Part) -> int:
@@ -103,10 +103,8 @@ class Prepared:
 
 
 def check_part(part: str) -> Part:
-    """The part itself, if there is such a part."""
-    if part not in PARTS:
-        raise ValueError(f"part must be one of {', '.join(map(repr, PARTS))}; got {part!r}")
-    return part
+    """Return ``part``, or raise a ValueError if there is no such part."""
+    return one_of("part", part, PARTS)
 
 
 def load(directory: Path | str, *, verify: bool = False) -> Prepared:
@@ -131,7 +129,7 @@ def load(directory: Path | str, *, verify: bool = False) -> Prepared:
 
 
 def read_about(directory: Path) -> dict[str, Any]:
-    """What ``prepared.json`` says, after a look at its fields."""
+    """Read ``prepared.json``, and check its fields."""
     path = directory / ABOUT
     if not path.is_file():
         what = "has no prepared.json" if directory.is_dir() else "is not a directory"

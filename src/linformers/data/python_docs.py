@@ -1,4 +1,4 @@
-"""The text that is always there: Python's own documentation."""
+"""The default text, which is always available: Python's own documentation."""
 
 import ast
 import os
@@ -41,7 +41,7 @@ def docstrings(path: Path) -> str:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # some modules have odd escapes
             tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, OSError):  # templates and such
+    except (SyntaxError, ValueError, OSError):  # such as templates
         return ""
     found = [node for node in ast.walk(tree) if isinstance(node, DEFINITIONS)]
     found.sort(key=lambda node: getattr(node, "lineno", 0))

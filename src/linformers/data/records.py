@@ -22,10 +22,9 @@ class Record(NamedTuple):
 
 @dataclass
 class Reading:
-    """How far a reading is, and what it left out."""
+    """The progress of one pass over a corpus, and what it left out."""
 
     done: int = 0  # bytes of the files, or records
-    files: int = 0
     empty: list[str] = field(default_factory=list)  # files without text
     blank: int = 0  # records without text
     repeated: int = 0  # records that are also in a part that was given
@@ -38,7 +37,7 @@ class Corpus:
 
     Args:
         identity: what makes it the same corpus; can be written as JSON.
-        read: starts a reading; gives the same records each time.
+        read: starts a pass; every pass gives the same records.
         size: what ``Reading.done`` is at the end; None if that is not known.
         name: what it is, in a few words.
         has_parts: every record says its part.
@@ -56,13 +55,26 @@ class Corpus:
 
 
 def fingerprint(text: str, seed: int = 0) -> int:
-    """64 bits that stand for a text; another seed gives other ones."""
+    """A 64-bit hash of a text and a seed."""
     digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, key=str(seed).encode())
     return int.from_bytes(digest.digest(), "little")
 
 
+def not_blank(records: Callable[[Reading], Iterator[Record]]) -> Callable[[Reading], Iterator[Record]]:
+    """The same records without those that have no text, or no target where there are targets; they are counted."""
+
+    def read(reading: Reading) -> Iterator[Record]:
+        for record in records(reading):
+            if record.text.strip() and (record.target is None or record.target.strip()):
+                yield record
+            else:
+                reading.blank += 1
+
+    return read
+
+
 def with_parts(training: Corpus, given: dict[Part, Corpus]) -> Corpus:
-    """A corpus whose test or validation part is another corpus; what is in one is taken out of the next, and of ``training``."""
+    """A corpus whose test or validation part is another corpus; documents of one are removed from the next, and from ``training``."""
 
     def read(reading: Reading) -> Iterator[Record]:
         held_out: set[int] = set()

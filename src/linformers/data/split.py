@@ -1,4 +1,4 @@
-"""Which part a document belongs to: by its text, so that equal documents stay together, and by class, so that parts are alike."""
+"""Splits documents into parts: by a hash of the text, so that equal documents stay together, and stratified by class."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -7,11 +7,11 @@ import numpy as np
 
 from linformers.data.records import PARTS, Part, first
 
-COUNTED = 200_000  # different documents that are split exactly; more than that, by chance
+COUNTED = 200_000  # the most distinct documents that are split exactly; more are split at random
 
 
 def check_shares(shares: Sequence[float], given: Container[Part] = ()) -> tuple[float, float, float]:
-    """The shares of the parts, which must be three and sum to 1; parts that are given get nothing more."""
+    """Check the three shares, which sum to 1, and set those of ``given`` parts to 0."""
     if len(shares) != 3 or min(shares) < 0 or shares[0] <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(
             f"shares are those of train, validation and test: three numbers, the first above 0, with the sum 1; got {tuple(shares)}"
@@ -22,9 +22,9 @@ def check_shares(shares: Sequence[float], given: Container[Part] = ()) -> tuple[
 
 @dataclass
 class Split:
-    """Where documents go; ``count`` all of them, then ``decide``, then ask for the ``part`` of each.
+    """Assigns documents to parts: ``count`` each of them, then ``decide``, then ask for the ``part`` of each.
 
-    Documents are known by the fingerprint of their text, which depends on the seed. Up to 200,000 different ones are split to the
+    Documents are identified by the fingerprint of their text, which depends on the seed. Up to 200,000 different ones are split to the
     exact shares and class by class, the first of each class for training. More are split by their fingerprint alone, and no
     memory is needed for them.
     """
@@ -35,7 +35,6 @@ class Split:
     many: bool = False
 
     def count(self, key: int, label: str | None) -> None:
-        """Take note of a document."""
         if not self.many:
             self.labels.setdefault(key, label or "")
             if len(self.labels) > COUNTED:
@@ -88,13 +87,13 @@ class Split:
 
 
 def spread(zeros: int, ones: int) -> list[int]:
-    """So many 0 and 1, evenly mixed."""
+    """As many 0 as ``zeros`` and as many 1 as ``ones``, evenly mixed."""
     places = [((i + 0.5) / zeros, 0) for i in range(zeros)] + [((i + 0.5) / ones, 1) for i in range(ones)]
     return [which for _, which in sorted(places)]
 
 
 def class_notes(counts: dict[str, list[int]]) -> list[str]:
-    """What to tell about classes that held-out data can say nothing about; ``counts`` are those of each part."""
+    """Notes about classes that are missing in the training part or in held-out data; ``counts`` are those of each part."""
     once = [repr(label) for label in sorted(counts) if sum(counts[label]) == 1 and counts[label][0]]
     untrained = [repr(label) for label in sorted(counts) if not counts[label][0]]
     notes = []

@@ -1,4 +1,4 @@
-"""Token sequences on disk, read through a memory map and written without holding them."""
+"""Token sequences on disk: read through a memory map, written without holding them in memory."""
 
 import contextlib
 import hashlib
@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from linformers.files.checked import open_regular
 
-TYPES = ("uint16", "uint32")  # of tokens: any other could be read as something that is no number
-BLOCK = 1 << 22  # numbers that are looked at together
+TYPES = ("uint16", "uint32")  # of tokens; other types, such as floats, are refused when a directory is read
+BLOCK = 1 << 22  # numbers that are checked at once
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 
@@ -35,7 +35,7 @@ class Documents(Sequence[Tokens]):
         """Map the files of ``Writer``.
 
         Raises:
-            ValueError: for another type than ``Writer`` writes, and for files that are not about as many tokens.
+            ValueError: for a type that ``Writer`` does not write, and for files that disagree on the number of tokens.
         """
         if dtype not in TYPES:
             raise ValueError(f"tokens are one of {', '.join(map(repr, TYPES))}, got {dtype!r}")
@@ -53,7 +53,7 @@ class Documents(Sequence[Tokens]):
         return documents
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process maps the files again, and is not sent their content."""
+        """Pickled as the path: another process maps the files again."""
         if self._opened is None:
             return (type(self), (np.asarray(self.tokens), np.asarray(self.ends)))
         return (type(self).open, self._opened)
@@ -107,7 +107,7 @@ class Writer:
         self.total += int(lengths.sum())
 
     def close(self) -> dict[str, Any]:
-        """Finish the files; what a reader can check them with."""
+        """Finish the files, and return counts and a digest to check them with."""
         self._tokens.flush()
         os.fsync(self._tokens.fileno())
         self._tokens.close()
@@ -115,14 +115,14 @@ class Writer:
         return {"documents": self.count, "tokens": self.total, "digest": self._digest.hexdigest()}
 
     def abandon(self) -> None:
-        """Let go of the files, whatever is in them."""
+        """Close the files after an error."""
         with contextlib.suppress(OSError):
             self._tokens.close()
         self._ends.abandon()
 
 
 class Numbers:
-    """Append numbers to a ``.npy`` file of one axis without holding them."""
+    """Append numbers to a ``.npy`` file of one axis without holding them in memory."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         self.path = path
@@ -141,7 +141,7 @@ class Numbers:
         """Finish the file; with ``renumber``, number i becomes ``renumber[i]``."""
         self._file.close()
         header = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": (self.count,)}
-        # Not through a map: on a full disk that ends the process without a word.
+        # Not through a memory map: on a full disk that would end the process with a bus error.
         with self.path.open("wb") as final, self._raw.open("rb") as raw:
             np.lib.format.write_array_header_1_0(final, header)
             while block := raw.read(1 << 22):
@@ -150,7 +150,7 @@ class Numbers:
         self._raw.unlink()
 
     def abandon(self) -> None:
-        """Let go of the file."""
+        """Close the file after an error."""
         with contextlib.suppress(OSError):
             self._file.close()
 

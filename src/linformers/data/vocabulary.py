@@ -23,9 +23,9 @@ def train_tokenizer(
     """Train a tokeniser with the special tokens ``<pad> <s> </s> <mask> <unk>``, numbered from 0.
 
     Args:
-        method: ``"bpe"``, byte-level pairs, for any text; ``"wordpiece"``, as BERT's; ``"words"``, what stands between spaces;
+        method: ``"bpe"``, byte-level pairs, for any text; ``"wordpiece"``, as BERT's; ``"words"``, split at spaces;
             ``"bytes"``, without training.
-        texts: what to train on.
+        texts: the training texts.
         vocab_size: the most tokens, with the special ones; None means 8,192, or 20,000 words. 261 for bytes, always.
         lowercase: make everything lower case first.
 
@@ -75,10 +75,10 @@ def need_packages() -> None:
 
 
 def check_size(method: str, vocab_size: int | None) -> int:
-    """The most tokens of a new tokeniser.
+    """Check the size of a new vocabulary.
 
     Raises:
-        ValueError: if it cannot have so few, or so many.
+        ValueError: if that is too few or too many.
     """
     size = SIZES[method] if vocab_size is None else vocab_size
     smallest = SIZES["bytes"] if method in ("bpe", "bytes") else len(SPECIAL) + 1
@@ -91,7 +91,7 @@ def check_size(method: str, vocab_size: int | None) -> int:
 
 
 def without_special(text: str) -> str:
-    """The text without the names of special tokens, which a trainer would number again."""
+    """The text without the names of special tokens, which a trainer would add a second time."""
     for name in SPECIAL:
         if name in text:
             text = text.replace(name, " ")
@@ -99,7 +99,7 @@ def without_special(text: str) -> str:
 
 
 def finish(tokenizer: Any) -> Any:
-    """Name the special tokens, and let a text begin with ``<s>`` and end with ``</s>`` unless that is not wanted."""
+    """Add the special tokens, and a template that begins a text with ``<s>`` and ends it with ``</s>``."""
     from tokenizers import AddedToken, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -125,7 +125,7 @@ def finish(tokenizer: Any) -> Any:
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """The tokeniser of a directory; no hub is asked.
+    """The tokeniser of a directory; nothing is downloaded.
 
     Raises:
         ValueError: if there is none, or one that is not fast.
@@ -147,12 +147,12 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 def table_size(tokenizer: Any) -> int:
-    """How many rows an embedding of its tokens has; some tokenisers leave numbers out."""
+    """The rows of an embedding for its tokens; some tokenisers skip ids."""
     return int(max(tokenizer.get_vocab().values())) + 1
 
 
 class Encoder:
-    """Texts to numbers, without special tokens, many at once."""
+    """Encodes batches of texts, without special tokens."""
 
     def __init__(self, tokenizer: Any) -> None:
         from tokenizers import Tokenizer
@@ -173,7 +173,7 @@ class Encoder:
         return [self._clean(np.array(one.ids, np.int64)) for one in found]
 
     def _clean(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Leave no special token that came from the text: a tokeniser may have learned the letters of its name."""
+        """Remove special tokens that came from the text: a tokeniser may have learned to merge the letters of their names."""
         special = self._special[ids]
         if not special.any():
             return ids

@@ -3,7 +3,6 @@
 A result has ``cells``: flat dictionaries, one for each contender at each size. ``seconds`` is the time, ``peak`` the memory in bytes.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,13 +14,14 @@ from rich.table import Table
 
 from linformers.experiments import figures
 from linformers.files.checked import each, fields, maybe, number, read_object, text
+from linformers.files.whole import write_json
 
 Cell = dict[str, Any]
 
 
 @contextmanager
 def progress(cells: int, console: Console | None = None) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
-    """A progress bar over ``cells``: a function that says what runs now, and one that says that a cell is done."""
+    """A progress bar over ``cells``: a function that sets its text, and one that advances it by a cell."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console or Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=cells)
@@ -30,8 +30,7 @@ def progress(cells: int, console: Console | None = None) -> Iterator[tuple[Calla
 
 def save(result: dict[str, Any], path: Path) -> None:
     """Write a result as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    write_json(path, result)
 
 
 def pivot(
@@ -56,12 +55,12 @@ def seconds(value: float) -> str:
 
 
 def megabytes(value: float) -> str:
-    """An amount of memory."""
+    """Bytes as megabytes."""
     return f"{value / 2**20:,.0f} MB"
 
 
 def show_machine(result: dict[str, Any], console: Console) -> None:
-    """Say on what a result was measured."""
+    """Print the machine and the versions of a result."""
     machine, versions = result["machine"], result["versions"]
     console.print(
         f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; "
@@ -71,7 +70,7 @@ def show_machine(result: dict[str, Any], console: Console) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """The result of a benchmark, after a look at what :func:`plot` uses.
+    """Read the result of a benchmark, and check what :func:`plot` uses.
 
     Raises:
         ValueError: if it is damaged.

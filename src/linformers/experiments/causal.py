@@ -10,7 +10,16 @@ from typing import Any
 import torch
 
 from linformers.experiments.contenders import OURS, make_attention
-from linformers.experiments.measure import Report, Step, describe, forward_step, measure_cell, pinned, training_step
+from linformers.experiments.measure import (
+    Report,
+    Step,
+    describe,
+    forward_step,
+    measure_pass,
+    pass_name,
+    pinned,
+    training_step,
+)
 from linformers.nn.multihead import LinearMultiheadAttention
 
 FULL = "causal SDPA"
@@ -50,21 +59,13 @@ def run(settings: Settings, report: Report = lambda text: None, done: Report = l
         result = describe("causal", vars(settings))
         for n in settings.lengths:
             for training in (False, True):
-                kind = "training" if training else "forward"
                 steps = {FULL: make_step(FULL, n=n, k=0, training=training, **sizes)}
                 for k in settings.slots:
                     if k <= n:
                         steps[f"{OURS} k={k}"] = make_step(OURS, n=n, k=k, training=training, **sizes)
-                cells = measure_cell(
-                    steps,
-                    settings.rounds,
-                    budget=settings.budget,
-                    report=lambda name, n=n, kind=kind: report(f"n={n} {kind}: {name}"),  # type: ignore[misc]
-                    n=n,
-                    **{"pass": kind},
-                )
+                cells = measure_pass(steps, settings, report, n=n, training=training)
                 for cell in cells:
                     cell["ratio"] = cells[0]["seconds"] / cell["seconds"]
                 result["cells"] += cells
-                done(kind)
+                done(pass_name(training))
     return result

@@ -1,6 +1,6 @@
-"""The cells of a comparison, each in processes of its own: its memory is its own, and a crash ends no other cell.
+"""Runs the cells of a comparison, each in its own process, so that peak memory is per cell and a crash ends no other cell.
 
-A cell that is finished is not run again; one that was interrupted goes on by itself, because `linformers train` does.
+A cell that is finished is not run again; an interrupted one is resumed, because `linformers train` does so.
 """
 
 import os
@@ -20,20 +20,20 @@ from linformers.experiments.sweep import Cell, arguments
 from linformers.training.metrics import read as read_metrics
 
 PROGRAM = (sys.executable, "-m", "linformers")
-LOOK = 1.0  # seconds between two looks at a running cell
+INTERVAL = 1.0  # seconds between two reads of a running cell's metrics
 GRACE = 60.0  # seconds that an interrupted cell has to write its checkpoint
-INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit codes of a cell that somebody stopped
+INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit codes of a cell that was interrupted
 
 
 class State(NamedTuple):
-    """What is known of a running cell: its updates so far, and the last line of its metrics."""
+    """The progress of a running cell: its updates so far, and the last line of its metrics."""
 
     step: int
     row: Mapping[str, Any]
 
 
 def command(cell: Cell, out: Path) -> list[str]:
-    """The command line of a cell, as one would type it; it trains, and tests on held-out data."""
+    """The command line of a cell, which trains and then tests on held-out data."""
     return ["linformers", "train", *arguments(cell.settings), "--out", str(cell.directory(out))]
 
 
@@ -41,10 +41,10 @@ def run_cell(cell: Cell, out: Path, watch: Callable[[State], None] = lambda stat
     """Run what is left of a cell; its output goes to a file beside its directory.
 
     Returns:
-        None, or what went wrong.
+        None, or the error message.
 
     Raises:
-        KeyboardInterrupt: if the cell was interrupted. Who stops a cell does not want the next one to begin.
+        KeyboardInterrupt: if the cell was interrupted; no further cell is started then.
     """
     directory, words = cell.directory(out), command(cell, out)
     log = directory.with_name(f"{directory.name}.log")
@@ -52,7 +52,7 @@ def run_cell(cell: Cell, out: Path, watch: Callable[[State], None] = lambda stat
     with open(log, "a", encoding="utf-8") as file:
         file.write(f"$ {shlex.join(words)}\n")
         file.flush()
-        code = run_watched([*PROGRAM, *words[1:]], file, lambda: watch(look(directory)))
+        code = run_watched([*PROGRAM, *words[1:]], file, lambda: watch(progress(directory)))
     if code in INTERRUPTED:
         raise KeyboardInterrupt
     if code:
@@ -61,13 +61,13 @@ def run_cell(cell: Cell, out: Path, watch: Callable[[State], None] = lambda stat
 
 
 def run_watched(command: Sequence[str], log: Any, watch: Callable[[], None]) -> int:
-    """Run a process to its end, with a look at it now and then; an interruption is left to it to deal with first."""
+    """Run a process to its end, and call ``watch`` now and then; on an interruption the process may save its work first."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment)
     try:
         while True:
             try:
-                return process.wait(LOOK)
+                return process.wait(INTERVAL)
             except subprocess.TimeoutExpired:
                 watch()
     except BaseException:
@@ -76,7 +76,7 @@ def run_watched(command: Sequence[str], log: Any, watch: Callable[[], None]) -> 
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Let a process write its checkpoint and end, or make it end."""
+    """Ask a process to write its checkpoint and end; kill it if it does not."""
     if process.poll() is not None:
         return
     process.terminate()  # not an interrupt: the terminal has sent it one, and a second would not let it save
@@ -87,17 +87,17 @@ def end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def look(directory: Path) -> State:
-    """Where a running cell is."""
+def progress(directory: Path) -> State:
+    """Read the progress of a running cell."""
     rows = read_metrics(directory)
     return State(rows[-1]["step"], rows[-1]) if rows else State(0, {})
 
 
 def last_line(log: Path) -> str:
-    """The last thing that a process said."""
+    """The last line that a process printed."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
     said = [line for line in lines if line and not line.startswith("$ ")]
-    return said[-1] if said else "it said nothing"
+    return said[-1] if said else "it printed nothing"
 
 
 def run_cells(
@@ -111,7 +111,7 @@ def run_cells(
     """Run the cells that are not finished, one after the other.
 
     Returns:
-        What went wrong, by the names of the cells.
+        Error messages, by the names of the cells.
     """
     problems: dict[str, str] = {}
     with terminable():
@@ -129,12 +129,12 @@ def run_cells(
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Take a request to terminate for an interruption, so that no cell goes on alone."""
+    """Treat SIGTERM as an interruption, so that no cell outlives this process."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    if threading.current_thread() is not threading.main_thread():  # others cannot have handlers
+    if threading.current_thread() is not threading.main_thread():  # only the main thread can have handlers
         yield
         return
     before = signal.signal(signal.SIGTERM, interrupt)

@@ -1,4 +1,4 @@
-"""How long a comparison may take: a range, from the operations of its models and from what this machine did.
+"""Estimates how long a comparison takes: a range, from the operations of its models and the speed of this machine.
 
 Axes: n positions, t target positions, m keys that a query sees, k slots, d channels.
 """
@@ -12,12 +12,12 @@ from linformers.experiments.runs import RESULTS, read_json
 from linformers.experiments.sweep import Cell
 from linformers.training.settings import Settings, decoder_slots
 
-ROUNDS = 12  # how often the matrix product is measured
-BUSY = 1.5  # rates that differ by more than this are said to
+ROUNDS = 12  # of measuring the matrix product
+BUSY = 1.5  # rates that differ by more than this factor are reported
 
 
 class Range(NamedTuple):
-    """Between how many seconds something may take."""
+    """An estimated time in seconds, from least to most."""
 
     least: float
     most: float
@@ -28,7 +28,7 @@ class Range(NamedTuple):
 
 
 class Clock:
-    """How long the cells of a comparison may take: from those that are done, and from arithmetic before there are any.
+    """Estimates the time of cells: from finished ones, or from operation counts before there are any.
 
     Args:
         vocabulary: tokens, for the size of the output.
@@ -36,15 +36,15 @@ class Clock:
     """
 
     START = Range(5.0, 30.0)  # seconds of imports, reading and testing
-    SHARE = Range(0.2, 0.7)  # of the rate of a large matrix product, which small models reach
-    SPREAD = 1.25  # how much longer or shorter than cells before it one may take
+    SHARE = Range(0.2, 0.7)  # of the rate of a large matrix product that small models reach
+    SPREAD = 1.25  # factor by which a cell may differ from those before it
 
     def __init__(self, vocabulary: int, rates: Sequence[float]) -> None:
         self.vocabulary, self.rates = vocabulary, rates
         self.known: list[float] = []  # operations a second, of each cell that is done
 
     def seconds(self, cell: Cell) -> Range:
-        """What a whole cell is expected to take."""
+        """The estimated time of a whole cell."""
         least, most = self.rate()
         work = updates(cell.settings) * operations(cell.settings, self.vocabulary)
         return Range(self.START.least + work / most, self.START.most + work / least)
@@ -57,7 +57,7 @@ class Clock:
         return Range(self.SHARE.least * slow, self.SHARE.most * fast)
 
     def measured(self) -> str:
-        """What the expectation comes from."""
+        """What the estimate is based on, in words."""
         if self.known:
             return f"from {len(self.known)} finished cell{'s' * (len(self.known) > 1)}"
         slow, fast = self.usual()
@@ -68,7 +68,7 @@ class Clock:
         )
 
     def usual(self) -> Range:
-        """The rates of the matrix product, without the slowest quarter: one moment says little."""
+        """The rates of the matrix product, without the slowest quarter."""
         return Range(sorted(self.rates)[len(self.rates) // 4], max(self.rates))
 
     def learn(self, cell: Cell, out: Path) -> None:
@@ -82,7 +82,7 @@ class Clock:
 
 
 def updates(settings: Settings) -> float:
-    """How often an example is read in training, with what its gradients take: three times a pass."""
+    """Passes over examples in training, where a training pass counts as three forward passes."""
     return 3.0 * settings.batch_size * settings.accumulation * settings.max_steps
 
 
@@ -97,7 +97,7 @@ def operations(settings: Settings, vocabulary: int) -> float:
     t, in_slots = settings.target_n, settings.cross_attention == "linformer"
     encoder = n * (forward + attention(settings, n, settings.k, False))
     decoder = t * (forward + attention(settings, t, decoder_slots(settings.k, n, t), True))
-    # Queries and outputs of the target, keys and values of the source, and what each target position looks at.
+    # Queries and outputs of the target, keys and values of the source, and the attention of each target position.
     m = min(settings.k, n) if in_slots else n
     cross = t * (4 * d * d + 4 * d * m) + (slots(settings, n, m) if in_slots else n * 4 * d * d)
     return settings.depth * (encoder + decoder + cross) + t * 2 * d * vocabulary
@@ -122,6 +122,9 @@ def slots(settings: Settings, n: int, k: int) -> float:
     """The operations that make keys and values of ``k`` slots from ``n`` positions."""
     d = settings.width
     shared = settings.sharing in ("kv", "layerwise")  # keys and values are of the same mixture
+    if settings.method == "content":  # shares, then sums, for keys and values together
+        own = settings.heads if settings.sharing == "none" else 1
+        return (2.0 * own + 4.0 if own > 1 else 4.0) * d * k * n + 4 * d * d * (n if own > 1 else k)
     if settings.method not in ("learnable", "no_params"):
         return 4.0 * d * d * min(n, k)
     if settings.sharing == "none":
@@ -130,13 +133,13 @@ def slots(settings: Settings, n: int, k: int) -> float:
 
 
 def total(ranges: Iterable[Range]) -> Range:
-    """How long all of it may take."""
+    """The sum of estimated times."""
     found = list(ranges)
     return Range(sum(one.least for one in found), sum(one.most for one in found))
 
 
 def duration(seconds: float) -> str:
-    """A time to be read."""
+    """A time in words."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 5400:
@@ -145,7 +148,7 @@ def duration(seconds: float) -> str:
 
 
 def machine_rates(threads: int) -> list[float]:
-    """Floating-point operations a second of a large matrix product, several times."""
+    """Floating-point operations a second of a large matrix product, measured several times."""
     with pinned(threads):
         step = sgemm_step()
         step()

@@ -1,9 +1,8 @@
-"""What a comparison found: means and spreads over seeds, the share of full attention's gain that is kept, table and figures.
+"""The results of a comparison: means and deviations over seeds, the share of full attention's gain that is kept, table and figures.
 
 Everything is read from the directory, so that it can be done again at any time, also while cells are missing.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from linformers.experiments import figures
 from linformers.experiments.figures import Line, is_number
 from linformers.experiments.measure import describe
-from linformers.experiments.runs import SavedRun, is_run, read_run, write_whole
+from linformers.experiments.runs import RunFiles, is_run, read_run
 from linformers.experiments.sweep import OF_SLOTS, Contender, place, read_plan
+from linformers.files.whole import write_json, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,7 +36,7 @@ class Entry:
 
     contender: Contender
     label: str
-    runs: dict[int, SavedRun]
+    runs: dict[int, RunFiles]
 
     def values(self, key: str) -> dict[int, float]:
         """A number of the results, by seed."""
@@ -44,7 +44,7 @@ class Entry:
 
 
 def read(out: Path) -> tuple[dict[str, Any], list[Entry]]:
-    """The settings of a comparison, and what there is of every contender.
+    """The settings of a comparison, and the runs of every contender so far.
 
     Raises:
         ValueError: if it is not a comparison, or damaged.
@@ -60,7 +60,7 @@ def read(out: Path) -> tuple[dict[str, Any], list[Entry]]:
 
 
 def label(contender: Contender, settings: Mapping[str, Any]) -> str:
-    """What a contender is called in tables; the base says its k."""
+    """The name of a contender in tables; that of the base includes its k."""
     return contender.label if contender.changes else f"linformer, k = {settings['k']}"
 
 
@@ -102,7 +102,7 @@ def summarise(out: Path) -> dict[str, Any]:
 
 
 def notes(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What a reader of the table should know; among it, why there is no share of the gain."""
+    """Notes for the reader of the table, such as why there is no share of the gain."""
     if any(line.get("kept", {}).get("clear") is False for line in lines):
         return [NO_GAIN]
     kinds = [line["changes"].get("attention") for line in lines]
@@ -114,12 +114,12 @@ def notes(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def has_share(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the share of the gain can be said of any contender."""
+    """Whether the share of the gain is known for any contender."""
     return any("mean" in line.get("kept", {}) for line in lines)
 
 
 def about_seeds(result: Mapping[str, Any]) -> str:
-    """What the scores of the table are: means with deviations, or single numbers."""
+    """Whether the scores of the table are means with deviations or single numbers, in words."""
     counts = [finished(line) for line in result["contenders"]]
     if max(counts, default=0) < 2:
         return "One seed for each contender, so there is no deviation: a small difference, or share of a gain, may be chance."
@@ -128,7 +128,7 @@ def about_seeds(result: Mapping[str, Any]) -> str:
 
 
 def finished(line: Mapping[str, Any]) -> int:
-    """How many seeds of a contender were tested."""
+    """The number of tested seeds of a contender."""
     return sum(seed["loss"] is not None for seed in line["seeds"].values())
 
 
@@ -141,7 +141,7 @@ def about_cut(cut: Mapping[str, Any]) -> str:
 
 
 def gain_kept(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any] | None:
-    """The share of full attention's gain over none that a contender keeps, or None where it cannot be said."""
+    """The share of full attention's gain over none that a contender keeps, or None where it is unknown."""
     # What full attention and none do not have, or always have in the same way.
     own = (*OF_SLOTS, "attention", "cross_attention", "local_window")
     rest = tuple(item for item in entry.contender.changes if item[0] not in own)
@@ -257,7 +257,7 @@ def draw(out: Path, result: Mapping[str, Any]) -> "dict[str, Figure]":
         value = {e.contender: e.contender.get(key) or settings[key] for e in members}
         members.sort(key=lambda e: value[e.contender] if isinstance(value[e.contender], int) else 0)
         lines = [Line(f"{key} = {value[e.contender]}", metrics(e)) for e in members]
-        if key != "n":  # of another length they are no references
+        if key != "n":  # with another length they are no references
             lines = [Line(e.label, metrics(e), True) for e in references] + lines
         if any(line.seeds for line in lines):
             found[key] = figures.learning(lines, title, baseline=result["baseline"])
@@ -299,13 +299,13 @@ def caption(name: str, result: Mapping[str, Any]) -> str:
 
 
 def metrics(entry: Entry) -> list[list[dict[str, Any]]]:
-    """What the seeds of a contender saved while they learned."""
+    """The metrics of all seeds of a contender."""
     return [run.metrics for run in entry.runs.values() if run.metrics]
 
 
 def write(out: Path, result: Mapping[str, Any]) -> list[Path]:
     """Write the result, the table and the figures of a comparison."""
-    write_whole(out / RESULT, json.dumps(result, indent=1) + "\n")
-    write_whole(out / TABLE, markdown(result))
+    write_json(out / RESULT, result)
+    write_text(out / TABLE, markdown(result))
     pictures = [figures.save(figure, out / f"{name}.png") for name, figure in draw(out, result).items()]
     return [out / RESULT, out / TABLE, *pictures]

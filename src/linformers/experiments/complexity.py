@@ -9,13 +9,15 @@ from typing import Any
 
 import torch
 
+from linformers.checks import one_of
 from linformers.experiments.contenders import FULL, OURS, attention_flops, attention_step, full_flops
 from linformers.experiments.measure import (
     Report,
     Step,
     describe,
     forward_step,
-    measure_cell,
+    measure_pass,
+    pass_name,
     peak_memory,
     pinned,
     training_step,
@@ -40,8 +42,7 @@ class Settings:
     memory: bool = True
 
     def __post_init__(self) -> None:
-        if self.layer not in LAYERS:
-            raise ValueError(f"layer must be one of {', '.join(map(repr, LAYERS))}; got {self.layer!r}")
+        one_of("layer", self.layer, tuple(LAYERS))
 
 
 def make_step(name: str, *, n: int, k: int, d: int, heads: int, layer: str, training: bool) -> Step:
@@ -68,26 +69,18 @@ def run(settings: Settings, report: Report = lambda text: None, done: Report = l
         result = describe("complexity", vars(settings))
         for n in settings.lengths:
             for training in (False, True):
-                kind = "training" if training else "forward"
                 slots = [k for k in settings.slots if k < n]
                 steps = {FULL: make_step(FULL, n=n, k=1, training=training, **fixed)}
                 steps |= {f"k={k}": make_step(OURS, n=n, k=k, training=training, **fixed) for k in slots}
-                cells = measure_cell(
-                    steps,
-                    settings.rounds,
-                    budget=settings.budget,
-                    report=lambda name, n=n, kind=kind: report(f"n={n} {kind}: {name}"),  # type: ignore[misc]
-                    n=n,
-                    **{"pass": kind},
-                )
+                cells = measure_pass(steps, settings, report, n=n, training=training)
                 for cell, k in zip(cells, [0, *slots], strict=True):
                     cell["ratio"] = cells[0]["seconds"] / cell["seconds"]
                     cell["bound"] = bound(n, k, settings.d, settings.layer) if k else 1.0
                     if settings.memory:
-                        report(f"n={n} {kind}, memory: {cell['contender']}")
+                        report(f"n={n} {pass_name(training)}, memory: {cell['contender']}")
                         step = {"name": OURS if k else FULL, "n": n, "k": max(1, k), "training": training, **fixed}
                         cell["peak"] = peak_memory(make_step, settings.threads, **step)
                         cell["peak_ratio"] = cells[0]["peak"] / max(1, cell["peak"])
                 result["cells"] += cells
-                done(kind)
+                done(pass_name(training))
     return result

@@ -6,7 +6,7 @@ Axes: b batch, n positions, k slots, d channels.
 import importlib
 import importlib.util
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from linformers.nn.multihead import LinearMultiheadAttention
 OURS = "linformers"
 FULL = "torch SDPA"
 
-# Contender: the module it needs, and the package that brings it.
+# Contender: the module it needs, and the package that has it.
 PACKAGES = {
     "linformer": ("linformer", "linformer"),
     "linformer-pytorch": ("linformer_pytorch", "linformer-pytorch"),
@@ -33,13 +33,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "headwise": {"param_sharing": "headwise"},
     "kv": {"param_sharing": "kv"},
     "layerwise": {"param_sharing": "layerwise"},
-    **{method: {"method": method} for method in ("convolution", "mean", "max", "no_params")},
+    **{method: {"method": method} for method in ("convolution", "mean", "max", "no_params", "content")},
+    "opened": {"method": "mean", "open_slots": 4},
 }
+# The kinds of slots of whole models that `bench decode` and `bench stream` compare, by the names of their cells.
+SLOTS: dict[str, dict[str, Any]] = {OURS: {}, **{name: VARIANTS[name] for name in ("content", "opened")}}
 NAMES = (OURS, "linformer", "linformer-pytorch", "torch MHA", FULL, *list(PACKAGES)[2:])
 
 
 class SelfAttention(nn.Module):
-    """Full attention, the least there is around torch's fused kernel; no biases, as its Linformer peers have none."""
+    """Full attention with torch's fused kernel and nothing else; no biases, as its Linformer peers have none."""
 
     def __init__(self, d: int, heads: int, causal: bool = False) -> None:
         super().__init__()
@@ -69,7 +72,7 @@ def make_attention(name: str, *, n: int, k: int, d: int, heads: int) -> tuple[nn
             layer = nn.MultiheadAttention(d, heads, bias=False, batch_first=True)
         return layer, lambda x: layer(x, x, x, need_weights=False)[0]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what old packages import is not our business
+        warnings.simplefilter("ignore")  # old packages warn on import
         layer = _make_other(name, n=n, k=k, d=d, heads=heads)
     return layer, layer
 
@@ -115,6 +118,12 @@ def attention_step(
 def attention_flops(n: int, k: int, d: int) -> int:
     """Multiplications and additions of one Linformer layer with one E: maps of queries and outputs, E, scores, values."""
     return 4 * n * d * d + 6 * n * k * d + 4 * k * d * d
+
+
+def checked_slots(given: Sequence[str], known: Sequence[str] = tuple(SLOTS)) -> None:
+    """Raise a ValueError unless each is a kind of slots that can be measured."""
+    if not given or not set(given) <= set(known):
+        raise ValueError(f"slots must be one or more of {', '.join(map(repr, known))}; got {list(given)}")
 
 
 def full_flops(n: int, d: int) -> int:

@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 
+from linformers.experiments.contenders import OURS, SLOTS, checked_slots
 from linformers.experiments.measure import Report, describe, pinned, sgemm_rate, sgemm_step
 from linformers.models.language import LinformerLM
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is measured: ``tokens`` steps after a prompt that ends at each position."""
+    """What is measured: ``tokens`` steps after a prompt that ends at each position, for each kind of slots.
+
+    Learned slots grow in number with the position; content slots are always k. Slots that open are read at four times n / k keys more.
+    """
 
     positions: Sequence[int] = (1000, 3000, 10000, 30000)
     input_size: int = 32768
@@ -23,12 +27,14 @@ class Settings:
     depth: int = 4
     k: int = 256
     block: int = 256
+    slots: Sequence[str] = (OURS, "content")
     vocabulary: int = 1000
     tokens: int = 32
     rounds: int = 5
     threads: int = 2
 
     def __post_init__(self) -> None:
+        checked_slots(self.slots)
         longest = max(self.positions, default=0) + (self.rounds + 1) * self.tokens
         if not self.positions or longest > self.input_size:
             raise ValueError(
@@ -37,47 +43,55 @@ class Settings:
             )
 
 
+def make_model(settings: Settings, name: str) -> LinformerLM:
+    """A causal model with one kind of slots."""
+    model = LinformerLM(
+        settings.vocabulary,
+        settings.input_size,
+        settings.channels,
+        settings.k,
+        nhead=settings.heads,
+        depth=settings.depth,
+        dim_ff=4 * settings.channels,
+        causal=True,
+        block_size=settings.block,
+        **SLOTS[name],
+    )
+    return model.eval()
+
+
 @torch.no_grad()
 def run(settings: Settings, report: Report = lambda text: None, done: Report = lambda text: None) -> dict[str, Any]:
-    """Measure, and return a result; ``ratio`` is the time of a token over that at the first position."""
+    """Measure, and return a result; ``ratio`` is the time of a token over that at the first position, of the same kind of slots."""
     with pinned(settings.threads):
         result = describe("decode", vars(settings))
-        torch.manual_seed(0)
-        model = LinformerLM(
-            settings.vocabulary,
-            settings.input_size,
-            settings.channels,
-            settings.k,
-            nhead=settings.heads,
-            depth=settings.depth,
-            dim_ff=4 * settings.channels,
-            causal=True,
-            block_size=settings.block,
-        ).eval()
-        states = {}
-        for position in settings.positions:
-            report(f"reading {position} tokens")
-            states[position] = model.new_state(1)
-            model(torch.randint(settings.vocabulary, (1, position)), state=states[position])
-            done("prompt")
-        product, best, rate = sgemm_step(), dict[int, list[float]](), 0.0
+        models, states = {}, {}
+        for name in settings.slots:
+            torch.manual_seed(0)
+            model = models[name] = make_model(settings, name)
+            for position in settings.positions:
+                report(f"{name}: reading {position} tokens")
+                state = states[name, position] = model.new_state(1)
+                model(torch.randint(settings.vocabulary, (1, position)), state=state)
+                done("prompt")
+        product, best, rate = sgemm_step(), dict[tuple[str, int], list[float]](), 0.0
         for _ in range(settings.rounds + 1):  # the first is the warm-up
             began = time.perf_counter()
             product()
             rate = max(rate, sgemm_rate(time.perf_counter() - began))
-            for position, state in states.items():
-                report(f"decoding from {position}")
+            for (name, position), state in states.items():
+                report(f"{name}: decoding from {position}")
                 times = []
                 for _ in range(settings.tokens):
                     token = torch.randint(settings.vocabulary, (1,))
                     began = time.perf_counter()
-                    model.step(token, state)
+                    models[name].step(token, state)
                     times.append(time.perf_counter() - began)
-                best.setdefault(position, []).append(statistics.median(times))  # tokens that close a block cost more
+                # The median, because tokens that close a block cost more.
+                best.setdefault((name, position), []).append(statistics.median(times))
                 done("round")
-        first = min(best[settings.positions[0]][1:])
-        for position, rounds in best.items():
-            seconds = min(rounds[1:])
-            cell = {"position": position, "pass": "decode", "contender": "linformers", "seconds": seconds}
+        for (name, position), rounds in best.items():
+            first, seconds = min(best[name, settings.positions[0]][1:]), min(rounds[1:])
+            cell = {"position": position, "pass": "decode", "contender": name, "seconds": seconds}
             result["cells"].append({**cell, "ratio": seconds / first, "rounds": len(rounds) - 1, "sgemm": rate})
     return result

@@ -1,4 +1,4 @@
-"""How all figures look, and the figures of learning: drawn from saved numbers, without a window.
+"""The style of all figures, and learning curves: drawn from saved numbers, without a window.
 
 The colours can be told apart by colour-blind readers and on light and dark ground; text, axes and references are drawn in one
 ink, which takes the colour of the surrounding text where a figure stands in a page. Names come from users: what is drawn inside
@@ -36,7 +36,7 @@ Legend = dict[tuple[int, str], tuple[str, "Artist"]]  # texts and what they name
 
 
 class Line(NamedTuple):
-    """What one contender learned: the entries of ``metrics.jsonl`` of each seed; references are drawn in ink.
+    """The learning curve of one contender: the entries of ``metrics.jsonl`` of each seed; references are drawn in ink.
 
     ``baseline`` is what token frequencies alone give on its own data, drawn in its colour.
     """
@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
 
 class Point(NamedTuple):
-    """The mean and the standard deviation over seeds at one update (or after so many seconds); no deviation if there is one seed."""
+    """The mean and the standard deviation over seeds at one update (or after some seconds); no deviation if there is one seed."""
 
     x: float
     mean: float
@@ -111,7 +111,7 @@ def save(figure: "Figure", path: Path) -> Path:
 def svg(figure: "Figure", name: str, caption: str = "") -> str:
     """A figure as an ``<svg>`` element for a page: no ground, ink in the page's text colour, ids that begin with ``name``.
 
-    The caption is for readers who do not see it.
+    The caption is its text alternative.
     """
     out = io.StringIO()
     with style():
@@ -219,7 +219,7 @@ def draw_lines(
             low = [max(p.mean - p.spread, lowest) for p in points]
             axis.fill_between(steps, low, [p.mean + p.spread for p in points], color=look["color"], alpha=0.15, lw=0)
         if show_training and (training := mean_points(line.seeds, key, "train", against)):
-            training = thinned(training, MOST_POINTS)  # every line is about a few batches only
+            training = thinned(training, MOST_POINTS)  # every line covers only a few batches
             own = [p.x for p in training], [p.mean for p in training]
             name = "training part" if len(lines) == 1 else f"{label}, training part"
             drawn[i, "training"] = name, axis.plot(*own, color=look["color"], alpha=0.45, linewidth=0.9)[0]
@@ -247,7 +247,7 @@ def mean_points(seeds: Sequence[Metrics], key: str, part: str = "validation", ag
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:
-    """At most so many points: the means of neighbours."""
+    """Fewer points: the means of neighbours."""
     size = -(-len(points) // most)
     groups = [points[i : i + size] for i in range(0, len(points), size)]
     return [Point(fmean(p.x for p in group), fmean(p.mean for p in group), 0.0) for group in groups]
@@ -296,7 +296,7 @@ def scores(
         figure = Figure(figsize=(6.4, 1.1 + 0.32 * max(1, len(rows))), layout="constrained")
         axis = figure.subplots()
         for i, (_, values) in enumerate(rows):
-            alpha = 0.55 if len(values) > 1 else 1.0  # seeds may lie on each other
+            alpha = 0.55 if len(values) > 1 else 1.0  # seeds may coincide
             axis.plot(values, [i] * len(values), "o", color=COLOURS[0], alpha=alpha, markersize=5, markeredgewidth=0)
             if len(values) > 1:
                 axis.plot([fmean(values)], [i], "|", color=INK, markersize=13, markeredgewidth=2)

@@ -1,6 +1,6 @@
-"""What the heads of a run look at: pictures of all weights for one text, and how many slots each head spreads over.
+"""What the heads of a run attend to, and what its slots hold: pictures for one text, and the numbers in short.
 
-Axes: b batch, h heads, n positions, m slots or keys.
+Axes: b batch, h heads, g heads that differ, n positions, k slots, m slots or keys.
 """
 
 from collections.abc import Mapping
@@ -10,19 +10,21 @@ import torch
 from torch import Tensor
 
 from linformers.experiments import figures
-from linformers.models.visualize import CROSS, Visualizer
+from linformers.models.held import are_alive, opened_keys
+from linformers.models.visualize import CROSS, SLOTS, Visualizer
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LONGEST_TOKEN = 14
+MOST_TOKENS = 6  # that are named for a slot
 
 
 def inputs(model: Any, tokenizer: Any, text: str, longest: int) -> dict[str, Tensor]:
-    """One text as the input of a model ``(1, n)``; a sequence-to-sequence model is asked to say the same again.
+    """One text as the input of a model ``(1, n)``; a sequence-to-sequence model gets it as the target, too.
 
     Raises:
-        ValueError: if nothing is left of it.
+        ValueError: if it has no tokens.
     """
     ids = tokenizer(text, truncation=True, max_length=longest, verbose=False)["input_ids"]
     if not ids:
@@ -37,14 +39,16 @@ def inputs(model: Any, tokenizer: Any, text: str, longest: int) -> dict[str, Ten
 
 
 class Spread(NamedTuple):
-    """Over how many slots and exact keys a query spreads its attention, in the mean: by layer and head.
+    """The mean number of slots and exact keys that a query attends to, by layer and head; an opened slot counts once.
 
-    ``slots`` and ``keys`` are the most that a query of this text sees.
+    ``slots`` and ``keys`` are the most that a query of this text sees. ``opened`` is the mean number of exact keys, and of those that a query
+    sees because it opened their slots; None if slots cannot be opened.
     """
 
     table: list[list[float]]
     slots: int
     keys: int
+    opened: tuple[float, float] | None = None
 
     @property
     def title(self) -> str:
@@ -52,6 +56,26 @@ class Spread(NamedTuple):
         counted = [f"{count} {word}" for count, word in ((self.slots, "slots"), (self.keys, "exact keys")) if count]
         kinds = [word for count, word in ((self.slots, "slots"), (self.keys, "exact keys")) if count]
         return f"over how many {' and '.join(kinds)} a query spreads, in the mean (it sees at most {' and '.join(counted)})"
+
+    @property
+    def note(self) -> str:
+        """How many exact keys a query sees, if it opens slots."""
+        if self.opened is None:
+            return ""
+        return f"a query sees {self.opened[0]:.1f} exact keys in the mean, {self.opened[1]:.1f} of them in slots that it opened"
+
+
+class Fullest(NamedTuple):
+    """Content slots of one layer (and head, if they differ): how many are alive, and the fullest with the tokens that they hold most of.
+
+    ``spread`` is the mean number of slots that a token is in: the exponential of the entropy of its shares.
+    """
+
+    place: str
+    alive: int
+    k: int
+    spread: float
+    slots: list[tuple[int, float, str]]
 
 
 def draw(model: Any, batch: dict[str, Any], tokenizer: Any = None) -> "dict[str, Figure]":
@@ -67,7 +91,8 @@ def draw(model: Any, batch: dict[str, Any], tokenizer: Any = None) -> "dict[str,
         check(model, found)
         for name, figure in found.items():
             text = figure.get_suptitle().rpartition(": ")[2]
-            figure.suptitle(text if name == "heads" else f"{name.removesuffix('-cross')}: {text}")
+            side = name.removesuffix("-slots").removesuffix("-cross")
+            figure.suptitle(text if name in ("heads", "slots") else f"{side}: {text}")
             for axis in figure.axes:
                 axis.grid(False)
     return found
@@ -91,13 +116,26 @@ def tokens(seer: Visualizer, batch: dict[str, Any], tokenizer: Any) -> dict[str,
 
 
 def short(name: str) -> str:
-    """The name of a stack as a reader wants it: encoder, decoder, decoder-cross, or heads."""
+    """The short name of a figure: encoder, decoder, decoder-cross, or heads; of what slots hold slots, encoder-slots and so on."""
+    if name.endswith(SLOTS):
+        side = short(name.removesuffix(SLOTS))
+        return "slots" if side == "heads" else f"{side}-slots"
     side = next((word for word in ("encoder", "decoder") if word in name.split(".")), "heads")
     return f"{side}-cross" if name.endswith(CROSS) else side
 
 
+def file_names(drawn: Mapping[str, Any]) -> dict[str, str]:
+    """A file for each figure: heads.png and slots.png, with the name of the stack if there are several."""
+    several = sum(not name.endswith("slots") for name in drawn) > 1
+    found = {}
+    for name in drawn:
+        kind, side = ("slots", name.removesuffix("slots").rstrip("-")) if name.endswith("slots") else ("heads", name)
+        found[name] = f"{kind}-{side}.png" if several else f"{kind}.png"
+    return found
+
+
 def spread(model: Any, batch: dict[str, Tensor]) -> dict[str, Spread]:
-    """Over how many slots and exact keys a query spreads its attention, by stack.
+    """The mean number of slots and exact keys that a query attends to, by stack.
 
     It is the exponential of the entropy: 1 if all is on one of them, m if it is on all alike.
 
@@ -105,16 +143,52 @@ def spread(model: Any, batch: dict[str, Tensor]) -> dict[str, Spread]:
         ValueError: for a model without attention.
     """
     seer = Visualizer(model)
-    found = {}
-    for name, layers in seer.weights(**batch).items():
-        table, seen = [], [(0, 0)]
+    look, found = seer.look(**batch), {}
+    for name, layers in look.weights.items():
+        table, seen, opened = [], [(0, 0)], []
         for i, weights in enumerate(layers):  # (1, h, n, m)
             share = weights[0].double().clamp(min=1e-12)
             entropy = -(share * share.log()).sum(-1)  # (h, n)
             table.append([round(float(value), 2) for value in entropy.exp().mean(-1)])
-            slots = seer.slots(name, i)
-            parts = weights[0, ..., :slots], weights[0, ..., slots:]
-            seen.append(tuple(int((part > 0).sum(-1).max()) for part in parts))  # type: ignore[arg-type]
-        found[short(name)] = Spread(table, max(s for s, _ in seen), max(k for _, k in seen))
+            slots, choice, held = seer.slots(name, i), look.opened[name][i], look.held[name][i]
+            parts = [(part > 0).sum(-1) for part in (weights[0, ..., :slots], weights[0, ..., slots:])]  # (h, n)
+            if choice is not None and held is not None:
+                inside = opened_keys(held, choice)[0].repeat_interleave(len(parts[0]) // choice.shape[1], 0)
+                parts[1] = parts[1] + inside
+                opened.append((parts[1].double().mean(), inside.double().mean()))
+            seen.append(tuple(int(part.max()) for part in parts))  # type: ignore[arg-type]
+        most = max(s for s, _ in seen), max(k for _, k in seen)
+        means = torch.tensor(opened).mean(0).tolist() if opened else None
+        found[short(name)] = Spread(table, *most, None if means is None else (means[0], means[1]))
     check(model, found)
     return found
+
+
+def fullest(model: Any, batch: dict[str, Any], tokenizer: Any, most: int = 5) -> dict[str, list[Fullest]]:
+    """The fullest content slots of each layer, by stack; nothing for other models."""
+    seer = Visualizer(model)
+    look, names, found = seer.look(**batch), tokens(seer, batch, tokenizer), dict[str, list[Fullest]]()
+    for name, layers in look.held.items():
+        for i, held in enumerate(layers):
+            if held is None or held.shares is None or held.counted is None:
+                continue
+            for head in range(held.shares.shape[1]):
+                shares, count = held.shares[0, head].double(), held.tokens[0, head].double()  # (n, k), (k,)
+                entropy = -(shares * shares.clamp(min=1e-12).log()).sum(-1)
+                place = f"layer {i + 1}" + (f", head {head + 1}" if held.shares.shape[1] > 1 else "")
+                slots = [
+                    (int(slot), round(float(count[slot]), 1), most_of(held.counted[0] * shares[:, slot], names[name]))
+                    for slot in count.argsort(descending=True)[:most]
+                ]
+                one = Fullest(place, int(are_alive(count).sum()), len(count), float(entropy.exp().mean()), slots)
+                found.setdefault(short(name), []).append(one)
+    return found
+
+
+def most_of(shares: Tensor, names: list[str]) -> str:
+    """The tokens of which a slot holds most, ``(n,)``, each text once."""
+    total: dict[str, float] = {}
+    for text, share in zip(names, shares.tolist(), strict=True):
+        total[text] = total.get(text, 0.0) + share
+    chosen = sorted(total, key=lambda text: -total[text])[:MOST_TOKENS]
+    return " ".join(f"{text} {total[text]:.1f}" for text in chosen if total[text] >= 0.05)

@@ -18,9 +18,11 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
+
+from linformers.checks import at_least_one
 
 Step = Callable[[], object]
 Report = Callable[[str], None]
@@ -42,8 +44,7 @@ class Timing(NamedTuple):
 @contextmanager
 def pinned(threads: int) -> Iterator[None]:
     """Run with this many threads of torch, and put the old number back."""
-    if threads < 1:
-        raise ValueError(f"threads must be at least 1, got {threads}")
+    at_least_one(threads=threads)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -69,8 +70,7 @@ def interleave(
         report: told the name of what runs.
         warm: everything has run before, so that no turn is a warm-up, and however long one takes there is a next.
     """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    at_least_one(rounds=rounds)
     began, best = time.perf_counter(), dict[str, Timing]()
     for name, step in () if warm else steps.items():
         seconds = _timed(name, step, report)
@@ -111,6 +111,34 @@ def measure_cell(
         {**facts, "contender": name, "seconds": timing.seconds, "rounds": timing.rounds, "sgemm": rate}
         for name, timing in timings.items()
     ]
+
+
+class Effort(Protocol):
+    """The settings of an experiment that say how long to measure."""
+
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def budget(self) -> float | None: ...
+
+
+def measure_pass(
+    steps: Mapping[str, Step], effort: Effort, report: Report, *, n: int, training: bool, **facts: Any
+) -> list[dict[str, Any]]:
+    """:func:`measure_cell` for contenders at one length, forward or training."""
+    kind = pass_name(training)
+    return measure_cell(
+        steps,
+        effort.rounds,
+        budget=effort.budget,
+        report=lambda name: report(f"n={n} {kind}: {name}"),
+        **{"n": n, **facts, "pass": kind},
+    )
+
+
+def pass_name(training: bool) -> str:
+    """What a pass is called in results."""
+    return "training" if training else "forward"
 
 
 def sgemm_step(size: int = SGEMM_SIZE) -> Step:

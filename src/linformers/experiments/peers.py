@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linformers.experiments import contenders
-from linformers.experiments.measure import Report, describe, measure_cell, peak_memory, pinned
+from linformers.experiments.measure import Report, describe, measure_pass, pass_name, peak_memory, pinned
 
 QUADRATIC = ("torch MHA", contenders.FULL)
 
@@ -47,17 +47,8 @@ def run(settings: Settings, report: Report = lambda text: None, done: Report = l
             ]
             for training in (False, True):
                 options: dict[str, Any] = {"n": n, "k": k, "d": settings.d, "heads": settings.heads}
-                kind = "training" if training else "forward"
                 steps = {name: contenders.attention_step(name, training=training, **options) for name in names}
-                cells = measure_cell(
-                    steps,
-                    settings.rounds,
-                    budget=settings.budget,
-                    report=lambda name, n=n, kind=kind: report(f"n={n} {kind}: {name}"),  # type: ignore[misc]
-                    n=n,
-                    k=k,
-                    **{"pass": kind},
-                )
+                cells = measure_pass(steps, settings, report, n=n, training=training, k=k)
                 del steps
                 ours = next(cell["seconds"] for cell in cells if cell["contender"] == contenders.OURS)
                 for cell in cells:
@@ -66,9 +57,9 @@ def run(settings: Settings, report: Report = lambda text: None, done: Report = l
                         work = contenders.attention_flops(n, k, settings.d) * (3 if training else 1)
                         cell["share_of_sgemm"] = work / cell["seconds"] / cell["sgemm"]
                     if settings.memory:
-                        report(f"n={n} {kind}, memory: {cell['contender']}")
+                        report(f"n={n} {pass_name(training)}, memory: {cell['contender']}")
                         step = {"name": cell["contender"], "training": training, **options}
                         cell["peak"] = peak_memory(contenders.attention_step, settings.threads, **step)
                 result["cells"] += cells
-                done(kind)
+                done(pass_name(training))
     return result

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from linformers.experiments import bench_results, comparison, figures, spectrum
 from linformers.experiments.figures import Line
-from linformers.experiments.runs import SavedRun, is_comparison, read_json, read_run, shared_baseline
+from linformers.experiments.runs import RunFiles, is_comparison, read_json, read_run, shared_baseline
 
 
 def draw(sources: Sequence[Path], out: Path | None = None, names: Sequence[str] | None = None) -> list[Path]:
@@ -35,7 +35,7 @@ def draw(sources: Sequence[Path], out: Path | None = None, names: Sequence[str] 
     return written
 
 
-def draw_runs(runs: Sequence[SavedRun], names: Sequence[str], out: Path | None) -> list[Path]:
+def draw_runs(runs: Sequence[RunFiles], names: Sequence[str], out: Path | None) -> list[Path]:
     """Curves of runs, against updates and against time."""
     shared = shared_baseline(runs)
     lines = [

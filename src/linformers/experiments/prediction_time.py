@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from linformers.checks import at_least_one
 from linformers.nn.attention import Attention
 from linformers.projections.make import make_projection
 
@@ -24,9 +25,7 @@ class Settings:
     hidden_dim: int = 128
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 1:
-                raise ValueError(f"{name.replace('_', '-')} must be at least 1, got {value}")
+        at_least_one(**{name.replace("_", "-"): value for name, value in vars(self).items()})
 
 
 class PredictionModel(nn.Module):

@@ -1,4 +1,4 @@
-"""Runs and comparisons as files: what was set, the metrics and the results, read without loading a model."""
+"""The files of runs and comparisons: settings, metrics and results, read without loading a model."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ CONFIG, RESULTS, PLAN, CELLS = "config.json", "results.json", "plan.json", "cell
 
 
 @dataclass(frozen=True)
-class SavedRun:
-    """What the files of a run say; settings and results are empty where nothing was saved."""
+class RunFiles:
+    """The content of the files of a run; settings and results are empty where nothing was saved."""
 
     directory: Path
     config: dict[str, Any] = field(default_factory=dict)
@@ -25,18 +25,16 @@ class SavedRun:
 
     @property
     def name(self) -> str:
-        """The name of its directory."""
         return self.directory.resolve().name
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it was trained with."""
         found = self.config.get("settings", self.config)
         return dict(found) if isinstance(found, dict) else {}
 
     @property
     def baseline(self) -> dict[str, float]:
-        """What token frequencies alone give, on the same positions."""
+        """The scores of the frequency baseline on the same positions."""
         found = self.results.get("baseline")
         return dict(found) if isinstance(found, dict) else {}
 
@@ -48,16 +46,16 @@ class SavedRun:
         return whole if len(whole) == len(found) and whole["texts"] > 0 else {}
 
     @property
-    def step(self) -> int:
-        """The last update that is known of."""
+    def last_step(self) -> int:
+        """The last update in the metrics."""
         return max((row["step"] for row in self.metrics), default=0)
 
 
-def shared_baseline(runs: Sequence[SavedRun]) -> dict[str, float]:
-    """What token frequencies alone give, if all runs know it and it is about the same; otherwise nothing.
+def shared_baseline(runs: Sequence[RunFiles]) -> dict[str, float]:
+    """The scores of the frequency baseline, if all runs have them and they nearly agree; otherwise nothing.
 
-    It differs by a little between seeds, which ask for other positions, and by much between tasks and texts. A run that was not
-    tested yet knows none, and that of another task would mislead.
+    They differ slightly between seeds, which mask other positions, and widely between tasks and texts. A run that was not tested yet has
+    none.
     """
     losses = [loss for run in runs if isinstance(loss := run.baseline.get("loss"), int | float)]
     tasks = {str(run.settings.get("task")) for run in runs}
@@ -76,7 +74,7 @@ def is_comparison(directory: Path) -> bool:
     return (directory / PLAN).is_file()
 
 
-def read_run(directory: Path) -> SavedRun:
+def read_run(directory: Path) -> RunFiles:
     """Read a run, finished or not.
 
     Raises:
@@ -90,7 +88,7 @@ def read_run(directory: Path) -> SavedRun:
         raise ValueError(f"{directory} is not a run: it has no {' and no '.join(missing)}")
     results = read_json(directory / RESULTS, OF_RESULTS) if (directory / RESULTS).is_file() else {}
     config = read_json(directory / CONFIG, {**OF_CONFIG, "settings": of_settings})
-    return SavedRun(directory, config, read_metrics(directory), results)
+    return RunFiles(directory, config, read_metrics(directory), results)
 
 
 def read_json(path: Path, known: Mapping[str, Check] | None = None) -> dict[str, Any]:
@@ -106,11 +104,3 @@ def of_settings(value: Any, place: str) -> None:
     """The settings of a run or a comparison, all or some."""
     an_object(value, place)
     check_types(value)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file such that it is the old one or the new one, never half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.partial")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)

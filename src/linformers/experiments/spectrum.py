@@ -14,6 +14,9 @@ from torch import Tensor, nn
 from linformers.experiments import figures
 from linformers.experiments.measure import describe
 from linformers.files.checked import each, fields, number, read_object, text, whole
+from linformers.models.held import opened_keys, slots_alive
+from linformers.models.stack import Linformer
+from linformers.models.visualize import Visualizer
 from linformers.ops.spectrum import check_share, cumulative, slots_of
 from linformers.pretrained import load as pretrained
 
@@ -32,11 +35,19 @@ NOTES = {
         "This model attends to slots, so its weights are {n} x {m}, not n x n, and have at most {r} singular values: the curves say "
         "how many of its own slots are needed, not how many full attention would need."
     ),
+    "near": (
+        "This model attends to exact keys that are counted from the block of each query, beside slots if it has any, so its weights are "
+        "{n} x {m}, not n x n: the curves say how many of its own columns are needed, not how many slots full attention would need."
+    ),
+    "opened": (
+        "This model opens slots, and an opened slot is one column, the sum of the weights of its keys, so its weights are {n} x {m}, not n x n: "
+        "the curves say how many of its own columns are needed, not how many slots full attention would need."
+    ),
 }
 
 
 class Subject(NamedTuple):
-    """A model to look into, its tokeniser, and how many tokens it takes."""
+    """A model, its tokeniser, and its longest input."""
 
     model: Any
     tokenizer: Any
@@ -44,7 +55,7 @@ class Subject(NamedTuple):
 
 
 def load(directory: Path, *, self_attention: bool = True) -> Subject:
-    """The model of a run of this project, or of any directory that ``save_pretrained`` wrote; no hub is asked.
+    """The model of a run of this project, or of any directory that ``save_pretrained`` wrote; nothing is downloaded.
 
     Args:
         self_attention: refuse a model that has none, though it may have cross-attention.
@@ -75,8 +86,7 @@ def load_saved(directory: Path) -> tuple[Any, Any]:
 
     logging = transformers.utils.logging
     before = logging.get_verbosity()
-    logging.set_verbosity_error()  # a head that is left out is none of the reader's business
-    logging.disable_progress_bar()
+    logging.set_verbosity_error()  # it would warn of weights of a head, which is not loaded
     try:
         config = pretrained.load_config(directory)
         own = config.model_type.startswith("linformer")
@@ -91,10 +101,10 @@ def load_saved(directory: Path) -> tuple[Any, Any]:
 
 
 def longest_input(config: Any, tokenizer: Any) -> int:
-    """How many tokens a model takes, as far as its configuration and its tokeniser say."""
+    """The longest input of a model, as far as its configuration and its tokeniser say."""
     limits = [LONGEST]
     if (positions := getattr(config, "max_position_embeddings", None)) is not None:
-        # RoBERTa and its relatives count positions from behind the padding.
+        # RoBERTa and its relatives count positions from after that of the padding.
         offset = (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
         limits.append(positions - offset)
     if (limit := getattr(tokenizer, "model_max_length", None)) is not None:
@@ -126,7 +136,7 @@ def curves(
     Args:
         model: returns ``attentions``.
         batches: inputs of equal length, without padding.
-        done: told when an input is done.
+        done: called after each input.
 
     Returns:
         ``(layers, heads, r)``, and the size of the weights ``(n, m)``.
@@ -147,6 +157,45 @@ def curves(
     return torch.stack(total) / count, size
 
 
+def kind_of(config: Any, n: int, m: int) -> str:
+    """What the columns of ``(n, m)`` weights are: a key of :data:`NOTES`."""
+    attention = getattr(config, "attention", None)  # of a model of this project
+    if attention == "linformer" and config.open_slots:
+        return "opened"
+    if attention in ("linformer", "local") and (attention == "local" or config.is_decoder or config.local_window):
+        return "near"
+    if m != n or attention == "linformer":
+        return "slots"
+    return "causal" if getattr(config, "is_decoder", False) else "full"
+
+
+@torch.no_grad()
+def use_of_slots(model: Any, batch: dict[str, Tensor]) -> dict[str, list[float]]:
+    """What slots hold, on one input: nothing for models whose slots are fixed mixtures of positions.
+
+    Returns:
+        For content slots ``alive``, the share of them that are, in each layer (:func:`linformers.models.held.slots_alive`); for slots that can be
+        opened ``opened``, the mean number of exact keys that a query of each layer sees by that.
+    """
+    part = model.get_encoder() if model.config.is_encoder_decoder else model
+    stacks = {name: module for name, module in part.named_modules() if isinstance(module, Linformer)}
+    if len(stacks) != 1:
+        return {}
+    look = Visualizer(part).look(**batch)
+    layers = [held for one in look.held.values() for held in one]
+    choices = [choice for one in look.opened.values() for choice in one]
+    found: dict[str, list[float]] = {}
+    alive = [slots_alive({"": [held]}) for held in layers]
+    if all(share is not None for share in alive):
+        found["alive"] = [round(share, 4) for share in alive if share is not None]
+    opened = [
+        round(float(opened_keys(held, choice).double().mean()), 2)
+        for held, choice in zip(layers, choices, strict=True)
+        if held is not None and choice is not None
+    ]
+    return found | {"opened": opened} if opened else found
+
+
 def measure(
     subject: Subject,
     batches: Sequence[dict[str, Tensor]],
@@ -156,7 +205,7 @@ def measure(
     index: int | None = None,
     done: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Look at a model with these inputs.
+    """Measure the spectrum of a model on these inputs.
 
     Args:
         subject: the model.
@@ -164,11 +213,11 @@ def measure(
         name: what the model is called in the figure.
         share: of the singular values, for the suggested k.
         index: where the heat map cuts the curves; a quarter of the length if it is not given.
-        done: told when an input is done.
+        done: called after each input.
 
     Returns:
         What ``spectrum.json`` holds: ``curves`` (layers, heads, r), ``heat`` (layers, heads) at ``index``, the suggested ``k`` of
-        each layer and ``k_heads`` of each head.
+        each layer and ``k_heads`` of each head, and :func:`use_of_slots`.
     """
     check_share(share)
     found, (n, m) = curves(subject.model, batches, done)
@@ -176,8 +225,7 @@ def measure(
     index = max(1, n // 4) if index is None else index
     if not 1 <= index <= rank:
         raise ValueError(f"index must be from 1 to {rank}, the number of singular values; got {index}")
-    causal = bool(getattr(subject.model.config, "is_decoder", False))
-    kind = "slots" if m != n else "causal" if causal else "full"
+    kind = kind_of(subject.model.config, n, m)
     samples = sum(len(batch["input_ids"]) for batch in batches)
     result = describe(
         "spectrum", {"n": n, "samples": samples, "share": share, "index": index}, ["transformers"], group=""
@@ -189,6 +237,7 @@ def measure(
         "kind": kind,
         "note": NOTES[kind].format(n=n, m=m, r=rank),
         "keys": m,
+        **use_of_slots(subject.model, {name: value[:1] for name, value in batches[0].items()}),
         "k": [slots_of(layer.mean(0), share) for layer in found],
         "k_heads": [[slots_of(head, share) for head in layer] for layer in found],
         "heat": [[round(float(head[index - 1]), 4) for head in layer] for layer in found],
@@ -197,7 +246,7 @@ def measure(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A saved spectrum, after a look at all that :func:`draw` uses.
+    """Read a saved spectrum, and check what :func:`draw` uses.
 
     Raises:
         ValueError: if it is damaged.

@@ -22,7 +22,7 @@ from linformers.experiments.page import (
     settings,
     shown,
 )
-from linformers.experiments.runs import SavedRun, is_comparison, read_run, shared_baseline
+from linformers.experiments.runs import RunFiles, is_comparison, read_run, shared_baseline
 
 
 class Number(NamedTuple):
@@ -35,7 +35,7 @@ class Number(NamedTuple):
     unit: str = ""
 
     def of(self, values: Mapping[str, Any]) -> str:
-        """It as text; nothing if it is not there."""
+        """The number as text; empty if it is missing."""
         value = values.get(self.key)
         return self.form.format(self.scale * value) + self.unit if is_number(value) else ""
 
@@ -63,7 +63,7 @@ TASKS = {
 
 
 def build(directories: Sequence[Path], *, models: bool = True) -> str:
-    """The page.
+    """Build the page.
 
     Args:
         directories: runs and comparisons.
@@ -92,7 +92,7 @@ def build(directories: Sequence[Path], *, models: bool = True) -> str:
     return render(title, parts)
 
 
-def together(runs: Sequence[SavedRun], names: Sequence[str], task: str, anchor: str) -> list[Block]:
+def together(runs: Sequence[RunFiles], names: Sequence[str], task: str, anchor: str) -> list[Block]:
     """Several runs of one task beside each other."""
     what = [key for key in WHAT if key != "cross_attention" or task == "seq2seq"]
     heads = ["run", *what, *(number.name for number in (*SCORES, *COSTS))]
@@ -119,7 +119,7 @@ def together(runs: Sequence[SavedRun], names: Sequence[str], task: str, anchor: 
 
 
 def facts(settings: Mapping[str, Any], more: Sequence[tuple[str, str]] = ()) -> Facts:
-    """What it is about: the task, the data and the sizes; settings that are not known are left out."""
+    """The task, the data and the sizes, without unknown settings."""
     task = str(settings.get("task", ""))
     default = "ListOps expressions (the default)" if task == "classify" else "Python's own documentation (the default)"
     found = [
@@ -140,7 +140,7 @@ def facts(settings: Mapping[str, Any], more: Sequence[tuple[str, str]] = ()) -> 
     return Facts([(name, text) for name, text in (*found, *more) if text])
 
 
-def about_run(run: SavedRun, name: str, anchor: str, models: bool) -> list[Block]:
+def about_run(run: RunFiles, name: str, anchor: str, models: bool) -> list[Block]:
     """All about one run."""
     cut = [("test texts cut", comparison.about_cut(run.cut))] if run.cut else []
     parts: list[Block] = [facts(run.settings, cut)]
@@ -149,7 +149,7 @@ def about_run(run: SavedRun, name: str, anchor: str, models: bool) -> list[Block
     if run.results:
         parts.append(Paragraph(verdict(run), soft=True))
     else:
-        parts.append(Paragraph(f"Not tested yet; the last known update is {run.step:,}.", soft=True))
+        parts.append(Paragraph(f"Not tested yet; the last known update is {run.last_step:,}.", soft=True))
     parts.append(settings({**run.settings, **{k: v for k, v in run.config.items() if k == "parameters"}}))
     if run.metrics:
         figure = figures.learning([Line("held-out", [run.metrics])], "", baseline=run.baseline, show_training=True)
@@ -161,8 +161,8 @@ def about_run(run: SavedRun, name: str, anchor: str, models: bool) -> list[Block
     return parts
 
 
-def verdict(run: SavedRun) -> str:
-    """In words: on what it was tested, and how it stands to the frequencies alone."""
+def verdict(run: RunFiles) -> str:
+    """The test result in words, compared with the frequency baseline."""
     text = f"On the {run.results.get('part', 'test')} part, which it was not trained on."
     own, base = run.results.get("accuracy"), run.baseline.get("accuracy")
     if is_number(own) and is_number(base) and base > 0:
@@ -181,23 +181,23 @@ def classes(rows: Any) -> list[Block]:
 
 
 def samples(rows: Any) -> list[Block]:
-    """What the model said about some held-out examples."""
+    """Predictions of the model for some held-out examples."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not rows:
         return []
     keys = [key for key in ("input", "output", "expected") if any(key in row for row in rows)]
-    lines = [[shortened(str(row.get(key, ""))) for key in keys] for row in rows]
+    lines = [[abbreviated(str(row.get(key, ""))) for key in keys] for row in rows]
     heads = [{"output": "the model says"}.get(key, key) for key in keys]
     return [Heading(3, "Samples"), Table(heads, lines, texts=range(len(keys)))]
 
 
-def inside(run: SavedRun, anchor: str, models: bool) -> list[Block]:
-    """Heads and spectrum: what was saved, or what can be made of the model."""
+def inside(run: RunFiles, anchor: str, models: bool) -> list[Block]:
+    """Heads and spectrum: as saved, or computed from the model."""
     from linformers.experiments import spectrum
 
     saved = run.directory / "spectrum.json"
     measured = spectrum.read(saved) if saved.is_file() else None
     parts: list[Block] = []
-    # Without attention a decoder still has cross-attention to look at.
+    # Without attention a decoder still has cross-attention to show.
     if models and (run.settings.get("attention") != "none" or run.settings.get("task") == "seq2seq"):
         try:
             heads, subject = heads_of(run, anchor)
@@ -221,7 +221,7 @@ def inside(run: SavedRun, anchor: str, models: bool) -> list[Block]:
     return parts
 
 
-def heads_of(run: SavedRun, anchor: str) -> tuple[list[Block], Any]:
+def heads_of(run: RunFiles, anchor: str) -> tuple[list[Block], Any]:
     """The heads of a run on a text: a sample of its own, or the beginning of the default text; and the model."""
     from linformers.experiments import heads, spectrum
     from linformers.experiments.texts import read
@@ -237,12 +237,18 @@ def heads_of(run: SavedRun, anchor: str) -> tuple[list[Block], Any]:
     batch = heads.inputs(subject.model, subject.tokenizer, text, subject.longest)
     parts: list[Block] = [Heading(3, "Heads")]
     for name, figure in heads.draw(subject.model, batch, subject.tokenizer).items():
-        caption = f"{name}: the weights of every head for one text of {batch['input_ids'].shape[1]} tokens."
+        what = (
+            "how many tokens each slot holds, and which chose it,"
+            if name.endswith("slots")
+            else "the weights of every head"
+        )
+        caption = f"{name}: {what} for one text of {batch['input_ids'].shape[1]} tokens."
         parts.append(Folded(f"pictures: {name}", [picture(figure, f"{anchor}-{name}", caption)]))
     for name, found in heads.spread(subject.model, batch).items():
         columns = [name, *(f"head {i + 1}" for i in range(len(found.table[0])))]
         rows = [[f"layer {i + 1}", *(f"{value:.1f}" for value in layer)] for i, layer in enumerate(found.table)]
         parts += [Paragraph(f"{name}: {found.title}"), Table(columns, rows, stacked=False)]
+        parts += [Paragraph(f"{name}: {found.note}")] if found.note else []
     return parts, subject
 
 
@@ -259,14 +265,14 @@ def about_comparison(path: Path, anchor: str) -> list[Block]:
     return [*parts, settings(result["settings"])]
 
 
-def shortened(text: str) -> str:
+def abbreviated(text: str) -> str:
     """The beginning of a long text, without many empty lines."""
     text = re.sub(r"\s*\n\s*\n\s*\n", "\n\n", text)
     return text if len(text) <= LONGEST_SAMPLE else text[:LONGEST_SAMPLE] + " …"
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """Names with a number behind those that were there before."""
+    """Names, with a number appended to those that repeat."""
     found: list[str] = []
     for name in names:
         count = sum(other == name or other.startswith(f"{name} (") for other in found)

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from linformers.experiments.runs import CELLS, PLAN, RESULTS, of_settings, read_json, write_whole
+from linformers.checks import at_least_one
+from linformers.experiments.runs import CELLS, PLAN, RESULTS, of_settings, read_json
 from linformers.extras import needed
 from linformers.files.checked import damaged, each, fields, inner_path, read_object, text, whole
+from linformers.files.whole import write_json
 from linformers.models.options import CHOICES
-from linformers.training.settings import DEFAULTS, Settings
+from linformers.training.presets import DEFAULTS
+from linformers.training.settings import Settings
 
 Axis = Literal["attention", "k", "sharing", "method", "n"]
 AXES: tuple[str, ...] = typing.get_args(Axis)
@@ -27,7 +30,7 @@ OF_SLOTS = ("k", "sharing", "method", "start", "block_size")  # settings that on
 
 @dataclass(frozen=True)
 class Contender:
-    """What one line of the table is about: its settings where they differ from the base."""
+    """One line of the table: the settings that differ from the base."""
 
     changes: tuple[tuple[str, Any], ...] = ()
 
@@ -39,7 +42,7 @@ class Contender:
 
     @property
     def label(self) -> str:
-        """What it is called in tables."""
+        """Its name in tables."""
         words = [
             f"{'no' if v == 'none' else v} attention" if key == "attention" else f"{key} = {v}"
             for key, v in self.changes
@@ -89,7 +92,7 @@ def complete(base: Settings) -> Settings:
     """The base of a comparison: every setting has a value, so that a contender with another n keeps the same k.
 
     Raises:
-        ValueError: if it is not Linformer attention, or says a seed.
+        ValueError: if it is not Linformer attention, or has a seed.
     """
     given = base.given()
     if (attention := given.get("attention", "linformer")) != "linformer":
@@ -100,7 +103,7 @@ def complete(base: Settings) -> Settings:
 
 
 def varied(axis: str, base: Settings) -> list[str]:
-    """The contenders that ``--vary`` means by a word, for a base that is filled in."""
+    """The contenders of an axis of ``--vary``, for a complete base."""
     n, k = base.n, base.k
     match axis:
         case "attention":
@@ -117,7 +120,7 @@ def varied(axis: str, base: Settings) -> list[str]:
 
 
 def parse(text: str, base: Settings) -> Contender:
-    """What a contender is, from the words that name it.
+    """Parse a contender.
 
     Raises:
         ValueError: if there is no such setting or value.
@@ -135,7 +138,8 @@ def parse(text: str, base: Settings) -> Contender:
         changes[key] = convert(text, key, value.strip())
     kind = changes.get("attention", "linformer")
     in_slots = "linformer" in (kind, changes.get("cross_attention", base.cross_attention))
-    if not in_slots and (odd := [key for key in OF_SLOTS if key in changes]):
+    own = {"block_size"} if kind == "local" else set()
+    if not in_slots and (odd := [key for key in OF_SLOTS if key in changes.keys() - own]):
         raise ValueError(f"contender {text!r}: attention {kind!r} has no {odd[0]}; leave it out")
     differing = {key: value for key, value in changes.items() if value != getattr(base, key)}
     order = ["attention", "n", "k", "sharing", "method"]
@@ -169,7 +173,7 @@ def convert(text: str, key: str, value: str) -> Any:
 def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
     """The cells of a comparison: all contenders with the first seed, then all with the next.
 
-    Every cell reads as many tokens in an update as the base: with another n the batch changes, unless the contender says so.
+    Every cell reads as many tokens in an update as the base: with another n the batch changes, unless the contender sets it.
 
     Args:
         base: see :func:`complete`.
@@ -179,8 +183,7 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
     Raises:
         ValueError: for contenders or seeds without a meaning, and for settings that do not fit together.
     """
-    if seeds < 1:
-        raise ValueError(f"seeds must be at least 1, got {seeds}")
+    at_least_one(seeds=seeds)
     found = list(dict.fromkeys(parse(text, base) for text in contenders))
     if not found:
         raise ValueError("there is nothing to compare; name some --contenders, or what to --vary")
@@ -192,8 +195,9 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
                 changes.setdefault("batch_size", max(1, base.batch_size * base.n // changes["n"]))
                 changes.setdefault("target_n", changes["n"] if base.target_n == base.n else base.target_n)
             if changes.get("attention") in ("full", "none"):
-                changes.setdefault("local_window", 0)  # they have no use for one
-            if {"n", "k", "attention"} & set(changes):
+                changes.setdefault("local_window", 0)  # they do not use one
+            near = changes.get("attention") == "local"  # exact neighbours as the base has them
+            if {"n", "k", "attention"} & set(changes) and not (near and "n" not in changes):
                 changes.setdefault("block_size", None)  # it depends on them
             settings = dataclasses.replace(base, **changes, seed=seed)
             try:
@@ -219,7 +223,7 @@ def arguments(settings: Settings) -> list[str]:
 
 
 def merged_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> dict[str, Any]:
-    """What a comparison consists of, with what it consisted of before.
+    """The plan of a comparison: the base and its cells, with those of earlier commands.
 
     Raises:
         ValueError: if the directory holds a comparison from another base, or something else.
@@ -229,7 +233,9 @@ def merged_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> dict[str, A
     if path.is_file():
         old = read_plan_file(path)
         for key, value in settings.items():
-            before = old["settings"].get(key, DEFAULTS.get(key))  # a setting may be younger than the comparison
+            before = old["settings"].get(
+                key, DEFAULTS.get(key)
+            )  # the comparison may be from a version without this setting
             if before != value:
                 raise ValueError(
                     f"{out} holds a comparison with {key} = {before}, and now it is {value}; "
@@ -242,8 +248,8 @@ def merged_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> dict[str, A
 
 
 def save_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> None:
-    """Write what a comparison consists of, see :func:`merged_plan`."""
-    write_whole(out / PLAN, json.dumps(merged_plan(out, base, cells), indent=1) + "\n")
+    """Write the plan of a comparison, see :func:`merged_plan`."""
+    write_json(out / PLAN, merged_plan(out, base, cells))
 
 
 def read_plan(out: Path) -> tuple[dict[str, Any], list[tuple[Contender, int]]]:
@@ -258,7 +264,7 @@ def read_plan(out: Path) -> tuple[dict[str, Any], list[tuple[Contender, int]]]:
 
 
 def read_plan_file(path: Path) -> dict[str, Any]:
-    """What ``plan.json`` says, after a look at its fields.
+    """Read ``plan.json``, and check its fields.
 
     Raises:
         ValueError: if it is damaged, or a cell would be outside of the comparison.
@@ -286,13 +292,13 @@ def read_plan_file(path: Path) -> dict[str, Any]:
 
 
 def comparable(base: Settings) -> dict[str, Any]:
-    """The settings as JSON has them; without those that change nothing that is learned."""
+    """The settings as JSON has them, without those that do not change what is learned."""
     given = json.loads(json.dumps(base.given()))
     return {key: value for key, value in given.items() if key not in UNLEARNED}
 
 
 def filled(settings: Settings) -> Settings:
-    """Settings with a value everywhere, checked by the model that they describe."""
+    """Complete settings, checked by building their model without weights."""
     with needed("linformers compare", "train"):
         from linformers.training.models import complete  # with transformers
     return complete(settings)

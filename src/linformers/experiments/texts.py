@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from linformers.checks import at_least_one
 from linformers.files.checked import read_text
 from linformers.linearize.saved import batches
 
@@ -32,9 +33,7 @@ def pieces(path: Path | None, tokenizer: Any, length: int, samples: int) -> list
     """Whole pieces of ``length`` tokens ``(1, n)``, spread over the text.
 
     Raises:
-        ValueError: if the text has not one of them.
+        ValueError: if the text has no such piece.
     """
-    for name, value in (("length", length), ("samples", samples)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    at_least_one(length=length, samples=samples)
     return batches(read(path), tokenizer, length, samples, 1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from linformers.experiments.contenders import VARIANTS, attention_step, missing
-from linformers.experiments.measure import Report, describe, measure_cell, pinned
+from linformers.experiments.measure import Report, describe, measure_pass, pass_name, pinned
 from linformers.extras import install
 
 PEER = "linformer"
@@ -35,18 +35,11 @@ def run(settings: Settings, report: Report = lambda text: None, done: Report = l
         result = describe("variants", vars(settings), [PEER])
         for n in settings.lengths:
             for training in (False, True):
-                kind = "training" if training else "forward"
                 sizes: dict[str, Any] = {"n": n, "k": min(settings.k, n // 4), "d": settings.d, "heads": settings.heads}
                 steps = {name: attention_step(name, training=training, **sizes) for name in (PEER, *VARIANTS)}
-                cells = measure_cell(
-                    steps,
-                    settings.rounds,
-                    budget=settings.budget,
-                    report=lambda name, n=n, kind=kind: report(f"n={n} {kind}: {name}"),  # type: ignore[misc]
-                    **{"n": n, "k": sizes["k"], "pass": kind},
-                )
+                cells = measure_pass(steps, settings, report, n=n, training=training, k=sizes["k"])
                 for cell in cells:
                     cell["ratio"] = cell["seconds"] / cells[0]["seconds"]
                 result["cells"] += cells
-                done(kind)
+                done(pass_name(training))
     return result

@@ -87,7 +87,7 @@ def read_text(path: Path, most: int = 1 << 32) -> str:
 
 
 def parse(text: str | bytes, what: object) -> Any:
-    """What a JSON text holds.
+    """Parse JSON.
 
     Raises:
         ValueError: with the name of ``what`` it is, if it is not JSON.
@@ -108,7 +108,7 @@ def read_object(
     advice: str = "",
     most: int = LARGEST_JSON,
 ) -> dict[str, Any]:
-    """A JSON file that holds an object, after a look at its fields.
+    """Read a JSON file that holds an object, and check its fields.
 
     Args:
         path: the file.
@@ -143,7 +143,7 @@ def damaged(what: object) -> Iterator[None]:
 
 @contextmanager
 def reading(what: object, advice: str = "") -> Iterator[None]:
-    """Turn whatever a library raises about a damaged file into a ValueError that names it; for the reading itself, not for using it.
+    """Turn any error that a library raises while it reads a file into a ValueError that names the file.
 
     Native code of tokenisers panics with an exception that is no ``Exception``.
     """

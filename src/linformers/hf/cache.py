@@ -14,7 +14,7 @@ from linformers.ops.masks import blank
 
 
 class LinformerCacheLayer:
-    """What one layer remembers, for those who look into a cache as they would into any other."""
+    """The state of one layer, with the keys and values that a layer of any other cache has."""
 
     is_compileable = is_sliding = False
 
@@ -43,7 +43,7 @@ class LinformerCacheLayer:
 
 
 class LinformerCache(Cache):
-    """What ``past_key_values`` is here: slots and two blocks of exact keys for each layer, whatever the length.
+    """The ``past_key_values`` of these models: slots and two blocks of exact keys for each layer, whatever the length.
 
     Args:
         state: None until the model has read the first tokens.
@@ -54,21 +54,21 @@ class LinformerCache(Cache):
         self.start(state)
 
     def start(self, state: DecodingState | None) -> None:
-        """Remember this from now on."""
+        """Replace the state, and count positions from 0 again."""
         self.state = state
         self.layers: list[Any] = [] if state is None else [LinformerCacheLayer(layer) for layer in state.layers]
-        self.positions = 0  # those of the batch, padding included: what transformers means by a sequence length
+        self.positions = 0  # padding included: what transformers means by a sequence length
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """How many positions the cache has read, padding included; the same for every layer."""
         return self.positions
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: what bounds the length is the model, not the cache."""
+        """Always -1: the model limits the length, not the cache."""
         return -1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int = 0) -> tuple[int, int]:
-        """The length of the mask of a pass over ``query_length`` more positions, and where it begins."""
+        """The length of the mask for a pass over ``query_length`` more positions, and its offset."""
         return self.positions + query_length, 0
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -87,17 +87,17 @@ class LinformerCache(Cache):
             self.reorder_cache(rows.repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse: what a block was compressed to cannot be taken apart again."""
+        """Raise a ValueError: a compressed block cannot be decompressed."""
         raise ValueError(
             f"cannot take {tokens_to_remove} tokens back: finished blocks are compressed for good; begin with a new cache"
         )
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Remove all that was read."""
         self.start(None)
 
     def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Refuse: keys and values are written by the layers of a Linformer, not from outside."""
+        """Raise a TypeError: only the layers of a Linformer write keys and values."""
         raise TypeError("a LinformerCache belongs to the models of linformers.hf; other models cannot write to it")
 
     def __repr__(self) -> str:
@@ -110,7 +110,7 @@ class LinformerCache(Cache):
 
     @property
     def is_compileable(self) -> bool:
-        """False: rows finish their blocks at different steps."""
+        """Always False: rows finish their blocks at different steps."""
         return False
 
     @property
@@ -120,5 +120,5 @@ class LinformerCache(Cache):
 
     @property
     def is_croppable(self) -> bool:
-        """False; see :meth:`crop`."""
+        """Always False; see :meth:`crop`."""
         return False

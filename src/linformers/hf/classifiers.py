@@ -1,4 +1,4 @@
-"""Models that classify: whole sequences, tokens, spans that answer a question, and one of several choices.
+"""Models that classify: sequences, tokens, the span that answers a question, and one of several choices.
 
 Axes: b batch, n positions, c classes, o choices, ch channels.
 Masks: ``attention_mask`` is 1, or True, where a token is real.
@@ -17,12 +17,13 @@ from transformers.modeling_outputs import (
 )
 
 from linformers.hf.configuration import LinformerConfig
-from linformers.hf.modeling import IGNORED, LinformerModel, LinformerPreTrainedModel, as_keep, token_loss
+from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel, as_keep, token_loss
+from linformers.labels import IGNORED
 from linformers.models.classifier import pool
 
 
 class Classifier(LinformerPreTrainedModel):
-    """What the classifiers have in common: dropout behind the features, and pooling."""
+    """What the classifiers have in common: dropout after the features, and pooling."""
 
     weigh: nn.Linear | None
 
@@ -39,7 +40,7 @@ class Classifier(LinformerPreTrainedModel):
         return self.dropout(pool(x, keep, first=self.config.pooling == "first", weigh=self.weigh))
 
     def new_weigh(self) -> nn.Linear | None:
-        """What ``pooling="attention"`` weighs tokens with."""
+        """The map that weights tokens if ``pooling="attention"``, else None."""
         return nn.Linear(self.config.hidden_size, 1) if self.config.pooling == "attention" else None
 
 
@@ -87,7 +88,7 @@ class LinformerForSequenceClassification(Classifier):
         )
 
     def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
-        if self.config.problem_type is None:  # told by the first labels, as transformers does
+        if self.config.problem_type is None:  # inferred from the first labels, as transformers does
             if self.config.num_labels == 1:
                 self.config.problem_type = "regression"
             elif labels.dtype in (torch.long, torch.int):
@@ -187,7 +188,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         first, last = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            # An answer that was cut off has a position past the end; it teaches nothing.
+            # An answer that was cut off has a position past the end; it is not scored.
             losses = [
                 token_loss(logits, places.flatten().masked_fill(places.flatten() >= logits.shape[1], IGNORED))
                 for logits, places in ((first, start_positions), (last, end_positions))
@@ -205,7 +206,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
 
 
 class LinformerForMultipleChoice(Classifier):
-    """Logits of which of several texts it is."""
+    """Logits of several texts, of which one is right."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)

@@ -33,30 +33,32 @@ class LinformerConfig(Shared, PreTrainedConfig):
         hidden_act: ``"gelu"``, ``"relu"`` or ``"silu"``.
         gated: gated feed-forward layers.
         attention_bias: whether queries, keys and values have a bias.
-        max_position_embeddings: the longest input n.
+        max_position_embeddings: the longest input n; None for any length, with ``method="content"`` and positions that are not learned.
         position_embedding_type: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
         type_vocab_size: kinds of tokens (``token_type_ids``); 0 for none.
         hidden_dropout_prob: on the embeddings and in the feed-forward layers.
         attention_probs_dropout_prob: on the attention weights and on the output of attention.
         classifier_dropout: before a classifier; None means ``hidden_dropout_prob``.
-        initializer_range: standard deviation of the first weights of linear maps and embeddings; None starts every module as
-            :class:`linformers.Linformer` does.
+        initializer_range: standard deviation of the initial weights of linear maps and embeddings; None initialises every module
+            as :class:`linformers.Linformer` does.
         layer_norm_eps: added to the variance by the norms.
-        norm: ``"pre"`` or ``"post"``, where the norms are.
+        norm: ``"pre"`` or ``"post"``, the place of the norms.
         pooling: how a sequence classifier makes one vector of many: ``"mean"``, ``"first"`` or ``"attention"``.
 
         proj_k: the slots k, or a list with those of each layer; None means 256, or n if that is less.
-        sharing: which projections are one: ``"none"``, ``"headwise"``, ``"kv"`` or ``"layerwise"``.
-        method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"`` or ``"no_params"``.
-        start: ``"random"`` or ``"segments"``, how learned projections begin.
-        block_size: positions of a block of a causal model; None picks one.
+        sharing: which projections are shared: ``"none"``, ``"headwise"``, ``"kv"`` or ``"layerwise"``.
+        method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"``, ``"no_params"`` or ``"content"``.
+        start: initial values of learned projections, ``"random"`` or ``"segments"``.
+        block_size: positions of a block of a causal model; None chooses one.
         local_kernel: width of a depthwise convolution before attention; 0 for none.
-        local_window: also see the exact keys of the own and the neighbouring blocks of this many positions; 0 for none. Not
+        local_window: also see the exact keys of the query's own and the neighbouring blocks of this many positions; 0 for none. Not
             for causal models, which always see them.
+        open_slots: each query opens this many of its best slots to the exact keys they stand for; with ``method="mean"``.
+        open_reach: how many positions back a causal model can open slots, and its cache keeps exact keys; None for all.
         attention: ``"linformer"``, ``"full"``, ``"local"`` or ``"none"``.
 
         is_decoder: causal; the causal language model sets it.
-        is_encoder_decoder: the sequence-to-sequence model sets it, and what it needs of the following.
+        is_encoder_decoder: the sequence-to-sequence model sets it, and those of the following options that it needs.
         decoder_layers: layers of its decoder; None means ``num_hidden_layers``.
         decoder_attention_heads: heads of its decoder; None means ``num_attention_heads``.
         decoder_ffn_dim: feed-forward channels of its decoder; None means ``intermediate_size``.
@@ -65,16 +67,16 @@ class LinformerConfig(Shared, PreTrainedConfig):
         cross_attention: how its decoder sees the source: ``"linformer"``, in slots; ``"full"``, every position; ``"same"``, in
             slots if ``attention`` is ``"linformer"``, and otherwise every position.
         max_target_positions: the longest target; None means ``max_position_embeddings``.
-        decoder_start_token_id: what a target begins with; None means ``bos_token_id``, or else ``pad_token_id``.
+        decoder_start_token_id: the first token of a target; None means ``bos_token_id``, or else ``pad_token_id``.
 
         pad_token_id: of padding; like the next two, None where there is no such token.
         bos_token_id: of the beginning of a text.
         eos_token_id: of the end of a text.
-        tie_word_embeddings: let the output of a language model share the matrix of the embedding.
-        use_cache: whether causal models return the state that they go on from.
+        tie_word_embeddings: use the matrix of the embedding for the output of a language model.
+        use_cache: whether causal models return the decoding state.
 
     Raises:
-        ValueError: for values without a meaning, and for names that are nearly those of an option.
+        ValueError: for values that are not allowed, and for unknown names that resemble an option.
     """
 
     model_type = "linformer"
@@ -89,7 +91,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
     intermediate_size: int = 2048
     hidden_act: str = "gelu"
     attention_bias: bool = False
-    max_position_embeddings: int = 512
+    max_position_embeddings: int | None = 512
     position_embedding_type: str = "sinusoidal"
     type_vocab_size: int = 0
     hidden_dropout_prob: float = 0.1
@@ -133,11 +135,13 @@ class LinformerConfig(Shared, PreTrainedConfig):
 
     @property
     def slots(self) -> int | list[int]:
-        """``proj_k``, which is never None once the configuration is there."""
-        return self.proj_k if self.proj_k is not None else min(DEFAULT_SLOTS, self.max_position_embeddings)
+        """``proj_k``, which is never None after ``__post_init__``."""
+        if self.proj_k is not None:
+            return self.proj_k
+        return min(DEFAULT_SLOTS, self.max_position_embeddings or DEFAULT_SLOTS)
 
     def causal(self) -> Self:
-        """The same configuration, or a copy of it, that says the model is causal."""
+        """The configuration itself if it is causal, otherwise a causal copy."""
         if self.is_encoder_decoder:
             raise ValueError("this configuration has is_encoder_decoder=True; a causal language model has no encoder")
         if self.is_decoder:
@@ -147,7 +151,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
         return config
 
     def encoder_decoder(self) -> Self:
-        """The same configuration, or a copy of it, with all that a sequence-to-sequence model needs."""
+        """The configuration itself if it is for a sequence-to-sequence model, otherwise a copy; completed for one."""
         if self.type_vocab_size:
             raise ValueError(
                 f"type_vocab_size={self.type_vocab_size} is not for sequence-to-sequence models; leave it 0"
@@ -161,7 +165,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
         """The configuration of the encoder of a sequence-to-sequence model."""
         config = copy.deepcopy(self)
         config.is_encoder_decoder = config.is_decoder = False
-        config.tie_word_embeddings = False  # the whole model does that
+        config.tie_word_embeddings = False  # the whole model ties them
         return config
 
     def decoder_side(self) -> Self:
@@ -179,7 +183,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
         return config
 
     def _complete_decoder(self) -> None:
-        """Fill in what a sequence-to-sequence model needs and nobody said."""
+        """Fill unset fields that a sequence-to-sequence model needs."""
         for name, value in (
             ("decoder_layers", self.num_hidden_layers),
             ("decoder_attention_heads", self.num_attention_heads),
@@ -201,7 +205,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
             of_type(hint)(getattr(self, name), name)
 
     def about_parameters(self) -> int:
-        """About how many numbers a model of these sizes has.
+        """The approximate number of parameters of a model of these sizes.
 
         Raises:
             ValueError: for a size above its limit.
@@ -215,10 +219,13 @@ class LinformerConfig(Shared, PreTrainedConfig):
                 limits.at_most(name, getattr(self, name), most)
             layers, feedforward, slots, n = (getattr(self, name) for name in names)
             k = max(slots) if isinstance(slots, list) else slots
+            own_heads = self.num_attention_heads if self.sharing == "none" else 1
+            if self.attention == "linformer" and self.method == "content":
+                count += self.hidden_size * k * own_heads * (1 if self.sharing == "layerwise" else layers)
             k = k if self.attention == "linformer" and self.method in ("learnable", "no_params") else 0
             count += limits.parameters(
                 vocabulary=self.vocab_size,
-                n=n,
+                n=n or 1,
                 width=self.hidden_size,
                 layers=layers,
                 feedforward=feedforward,
@@ -232,7 +239,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
         return count
 
     def check(self) -> None:
-        """Raise a ValueError for values without a meaning; models do it too, because attributes can be changed."""
+        """Raise a ValueError for values that are not allowed; models call it again, because attributes can be changed."""
         self._check_types()
         self.check_shared()
         for name, choice in (
@@ -281,7 +288,14 @@ class LinformerConfig(Shared, PreTrainedConfig):
             raise ValueError(
                 f"{slots} lists {len(k)} sizes for {layers}={getattr(self, layers)}; give one for each layer"
             )
-        if causal and self.attention == "linformer":
+        if n is None and not (self.attention == "linformer" and self.method == "content"):
+            raise ValueError(
+                f"{length}=None, for inputs of any length, needs attention='linformer' and method='content'"
+            )
+        if n is None and (self.is_encoder_decoder or self.position_embedding_type == "learned"):
+            what = "an encoder-decoder" if self.is_encoder_decoder else "position_embedding_type='learned'"
+            raise ValueError(f"{what} needs a longest input, got {length}=None; give a number")
+        if causal and self.attention == "linformer" and self.method != "content":
             block = None
             for one in k if isinstance(k, list) else [k]:
                 block = block_sizes(n, one, block or self.block_size)[0]

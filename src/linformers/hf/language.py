@@ -12,7 +12,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
-from linformers.hf.modeling import IGNORED, LinformerModel, LinformerPreTrainedModel, token_loss
+from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel, token_loss
+from linformers.labels import IGNORED
 
 
 class LanguageModel(LinformerPreTrainedModel):
@@ -26,12 +27,12 @@ class LanguageModel(LinformerPreTrainedModel):
 
     def logits(self, x: Tensor) -> Tensor:
         """Features ``(..., ch)`` to logits ``(..., v)``."""
-        # As in LinformerLM: an embedding has unit variance, so the logits of a tied head would begin far too large.
+        # As in LinformerLM: an embedding has unit variance, so the initial logits of a tied head would be far too large.
         return self.lm_head(x * self.config.hidden_size**-0.5 if self.config.tie_word_embeddings else x)
 
 
 class LinformerForMaskedLM(LanguageModel):
-    """Logits of every token, from both sides of it."""
+    """Logits of every token, from the tokens on both sides."""
 
     _tied_weights_keys = {"lm_head.weight": "model.body.token_emb.weight"}  # noqa: RUF012
 
@@ -59,8 +60,8 @@ class LinformerForMaskedLM(LanguageModel):
         """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, -100 where there is none, also the loss.
 
         Args:
-            asked_only: compute the logits of the positions that have a label only, ``(labels, v)``: the loss is the same, and most
-                of the work of the output is saved.
+            asked_only: compute the logits only of positions that have a label, ``(labels, v)``: the loss is the same, at a fraction
+                of the cost of the output layer.
         """
         outputs = self.model(
             input_ids,
@@ -118,10 +119,10 @@ class LinformerForCausalLM(LanguageModel, GenerationMixin):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
-        """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, the input itself or -100, also the loss.
+        """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, equal to the input or -100, also the loss.
 
         Args:
-            logits_to_keep: compute those of this many last positions only, or of the positions in a tensor; 0 for all.
+            logits_to_keep: compute the logits of this many last positions only, or of the positions in a tensor; 0 for all.
         """
         outputs = self.model(
             input_ids,

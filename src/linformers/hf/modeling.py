@@ -18,23 +18,23 @@ from transformers.utils.generic import ModelOutput
 
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
+from linformers.labels import IGNORED
 from linformers.models.tokens import TokenStack
 from linformers.nn.attention import Attention
 from linformers.nn.layer import Layer, Trace
 from linformers.ops.masks import blank, readable
+from linformers.private import is_initialized
 from linformers.projections.base import Projection
-
-IGNORED = -100  # the label of positions that have none
 
 logger = logging.get_logger(__name__)
 
 
 class LinformerLayer(GradientCheckpointingLayer, Layer):
-    """A layer whose activations are computed again in the backward pass if transformers says so."""
+    """A layer that supports transformers' gradient checkpointing."""
 
 
 class LinformerPreTrainedModel(PreTrainedModel):
-    """Saving, loading and the start of all models."""
+    """Saving, loading and initialising, for all models."""
 
     config: LinformerConfig
     config_class = LinformerConfig
@@ -42,7 +42,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _is_stateful = True
     _no_split_modules = ["Linformer"]  # noqa: RUF012
-    accepts_loss_kwargs = True  # the Trainer says how many labels its accumulated batches have, and the loss uses it
+    accepts_loss_kwargs = True  # the Trainer passes the number of labels of accumulated batches to the loss
 
     def __init__(self, config: LinformerConfig) -> None:
         config.check()
@@ -50,7 +50,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *model_args: Any, **kwargs: Any) -> Any:
-        """Load a model, or say why its weights are not those of its configuration; the arguments are transformers'.
+        """Load a model, and raise an error if its weights do not match its configuration; the arguments are transformers'.
 
         Raises:
             RuntimeError: if weights have other shapes than the configuration says, or belong to other layers or projections.
@@ -72,7 +72,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
     ) -> None:
         """Keep no activations inside the layers; the arguments are transformers'.
 
-        Never re-entrant: the memory that a decoder's layers look up is part of the graph, and would be lost.
+        Never re-entrant: the memory that a decoder's layers look up is part of the graph, and its gradient would be lost.
         """
         kwargs = {**(gradient_checkpointing_kwargs or {}), "use_reentrant": False}
         super().gradient_checkpointing_enable(kwargs, every_n_layers, offload)
@@ -80,8 +80,8 @@ class LinformerPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
-        if isinstance(module, Projection):  # its start is more than one call of torch.nn.init, which alone are guarded
-            if not any(getattr(t, "_is_hf_initialized", False) for t in module.state_dict(keep_vars=True).values()):
+        if isinstance(module, Projection):  # more than one call of torch.nn.init, and transformers guards only these
+            if not any(map(is_initialized, module.state_dict(keep_vars=True).values())):
                 module.reset_parameters()
         elif std is not None and isinstance(module, nn.Linear | nn.Embedding):
             initialization.normal_(module.weight, std=std)
@@ -91,7 +91,7 @@ class LinformerPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
 
     def _answer(self, kind: type[ModelOutput], return_dict: bool | None, **values: Any) -> Any:
-        """An output of this kind, or the tuple that callers with ``return_dict=False`` want."""
+        """An output of this kind, or a tuple with ``return_dict=False``."""
         output = kind(**values)
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
@@ -139,7 +139,7 @@ class LinformerModel(LinformerPreTrainedModel):
             **options,
         )
         for layer in self.body.linformer.layers:
-            layer.__class__ = LinformerLayer  # the same layer, with transformers' switch
+            layer.__class__ = LinformerLayer  # the same layer, with gradient checkpointing by transformers
         self.token_type_emb = (
             nn.Embedding(config.type_vocab_size, config.hidden_size) if config.type_vocab_size else None
         )
@@ -148,7 +148,8 @@ class LinformerModel(LinformerPreTrainedModel):
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
         """Change ``max_position_embeddings`` or ``proj_k`` in place; see :func:`linformers.resample`."""
         self.body.resample_(max_len, k, noise)
-        self.config.max_position_embeddings = self.body.input_size
+        if self.body.input_size is not None:
+            self.config.max_position_embeddings = self.body.input_size
         found = [part for part in self.body.linformer.layers.modules() if isinstance(part, Attention)]
         if found and self.config.attention == "linformer":
             slots = [attention.k for attention in found]
@@ -183,14 +184,14 @@ class LinformerModel(LinformerPreTrainedModel):
 
         Args:
             input_ids: ``(b, n)``; or else ``inputs_embeds``.
-            attention_mask: ``(b, n)``, 1 where a token is real; with a cache also for all that it has read.
+            attention_mask: ``(b, n)``, 1 where a token is real; with a cache also for all positions that it has read.
             token_type_ids: ``(b, n)``.
             inputs_embeds: ``(b, n, ch)``.
             encoder_hidden_states: ``(b, s, ch)``, the context of a model that has one.
             encoder_attention_mask: ``(b, s)``.
-            past_key_values: go on from here.
-            use_cache: return what to go on from.
-            output_attentions: return the weights, ``(b, h, n, k)``; with causal or windowed attention also those of the
+            past_key_values: continue from this cache.
+            use_cache: return a cache to continue from.
+            output_attentions: return the weights, ``(b, h, n, k)``; with causal or windowed attention also those of the exact
                 neighbours.
             output_hidden_states: return the embeddings and the output of each layer.
             return_dict: False for a tuple.
@@ -212,7 +213,7 @@ class LinformerModel(LinformerPreTrainedModel):
             if cache is not None:
                 cache.start(stack.new_state(len(x), x))
                 cache.positions = x.shape[1]
-            if self.config.is_decoder:  # what a causal stack makes of padding depends on the rest of the batch
+            if self.config.is_decoder:  # the output of a causal stack at padding depends on the rest of the batch
                 trace.keep = keep
             x = self.body.run(x, keep, memory=memory, state=None if cache is None else cache.state, trace=trace)
             x = blank(x, trace.keep)
@@ -224,7 +225,7 @@ class LinformerModel(LinformerPreTrainedModel):
             return_dict,
             last_hidden_state=x,
             past_key_values=cache,
-            # The last one is what the model returns, as everywhere in transformers.
+            # The last one is the output of the model, as everywhere in transformers.
             hidden_states=(*trace.hidden[:-1], x) if trace.need_hidden else None,
             attentions=weights,
             cross_attentions=cross_weights,
@@ -243,7 +244,7 @@ class LinformerModel(LinformerPreTrainedModel):
         if self.token_type_emb is not None:
             types = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device) if types is None else types
             return x + self.token_type_emb(types)
-        # Tokenisers hand out zeros without being asked; anything else was meant to have an effect.
+        # Many tokenisers return zeros by default; other values are meant to have an effect.
         if types is not None and readable(types) and types.any():
             raise ValueError(
                 f"got token_type_ids up to {int(types.max())}, but the model was built with type_vocab_size=0"
@@ -258,12 +259,12 @@ class LinformerModel(LinformerPreTrainedModel):
             return None
         if given is not None or not self.config.is_decoder:
             return given
-        # While training, a state that nobody reads would cost time and memory.
+        # In training, an unused state would cost time and memory.
         wanted = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         return LinformerCache() if wanted else None
 
     def _go_on(self, x: Tensor, keep: Tensor | None, cache: LinformerCache, trace: Trace) -> Tensor:
-        """Read more tokens ``(b, n, ch)``, one after the other."""
+        """Continue from a cache: read the tokens ``(b, n, ch)`` one after the other."""
         n, state = x.shape[1], cache.state
         if state is None:
             raise ValueError("this cache has read nothing yet")
@@ -300,7 +301,7 @@ def token_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None
     """Mean cross-entropy of ``(..., v)`` logits over the labels that are not -100.
 
     Args:
-        count: divide by this instead of their number: that of all batches whose gradients are accumulated.
+        count: divide by this instead of the number of labels: that of all batches whose gradients are accumulated.
     """
     labels = labels.to(logits.device).flatten()
     total = F.cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
@@ -309,16 +310,16 @@ def token_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None
 
 
 def join(weights: tuple[Tensor | None, ...]) -> Tensor | None:
-    """The weights of steps ``(b, h, 1, k)``, one behind the other: ``(b, h, n, k)``, zero where a step saw fewer keys."""
+    """Concatenate the weights of steps ``(b, h, 1, k)``: ``(b, h, n, k)``, zero where a step saw fewer keys."""
     found = [w for w in weights if w is not None]
-    if len(found) < 2:  # as it is: a copy would be outside the graph
+    if len(found) < 2:  # unchanged: a copy would be outside the graph
         return found[0] if found else None
     width = max(w.shape[-1] for w in found)
     return torch.cat([F.pad(w, (0, width - w.shape[-1])) for w in found], 2)
 
 
 def check_loaded(source: str, info: dict[str, Any], model: nn.Module) -> None:
-    """Raise a RuntimeError if a checkpoint did not have the weights that the configuration asks for."""
+    """Raise a RuntimeError if a checkpoint did not have the weights that the configuration requires."""
     wrong = sorted(info["mismatched_keys"])
     if wrong:
         name, stored, wanted = wrong[0]
@@ -328,8 +329,8 @@ def check_loaded(source: str, info: dict[str, Any], model: nn.Module) -> None:
             + ". For another max_position_embeddings or proj_k load it as it was saved and use linformers.resample; for another "
             "vocab_size use resize_token_embeddings; for another number of labels pass ignore_mismatched_sizes=True"
         )
-    # A head may be new or left over, but half a stack would be trained or used without anyone noticing. (If the file has
-    # nothing at all of the model, transformers says so.)
+    # A head may be new or unused, but a stack with some weights missing must not go unnoticed. (If the file has
+    # no weights of the model at all, transformers warns.)
     inner = re.compile(r"(^|\.)body\.")
     inner_names = {name for name in model.state_dict() if inner.search(name)}
     for which, verb in (("missing_keys", "lacks"), ("unexpected_keys", "has, beyond what the configuration asks for,")):

@@ -1,4 +1,4 @@
-"""``LinformerForSeq2SeqLM``: an encoder, and a causal decoder that looks the source up.
+"""``LinformerForSeq2SeqLM``: an encoder, and a causal decoder with cross-attention to the source.
 
 Axes: b batch, s source positions, t target positions, v tokens of the vocabulary, ch channels.
 Masks: ``attention_mask`` and ``decoder_attention_mask`` are 1, or True, where a token is real.
@@ -13,7 +13,9 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
 from linformers.hf.language import LanguageModel
-from linformers.hf.modeling import IGNORED, LinformerModel, token_loss
+from linformers.hf.modeling import LinformerModel, token_loss
+from linformers.labels import IGNORED
+from linformers.private import resize_embeddings
 
 
 class LinformerForSeq2SeqLM(LanguageModel, GenerationMixin):
@@ -49,7 +51,7 @@ class LinformerForSeq2SeqLM(LanguageModel, GenerationMixin):
             self.decoder.set_input_embeddings(value)
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
-        """Refuse: see :func:`linformers.resample`."""
+        """Raise a ValueError: there are two lengths, and :func:`linformers.resample` takes one."""
         raise ValueError(
             "a sequence-to-sequence model has a source and a target length, and resample knows one; build a new one"
         )
@@ -76,10 +78,10 @@ class LinformerForSeq2SeqLM(LanguageModel, GenerationMixin):
         Args:
             input_ids: the source, ``(b, s)``; or ``inputs_embeds`` ``(b, s, ch)``, or ``encoder_outputs``.
             attention_mask: ``(b, s)``, 1 where the source is real.
-            decoder_input_ids: what the decoder has read, ``(b, t)``; None makes it of the labels.
+            decoder_input_ids: the input of the decoder, ``(b, t)``; None makes it from the labels.
             decoder_attention_mask: ``(b, t)``, 1 where the target is real.
-            encoder_outputs: what the encoder made of the source before.
-            past_key_values: go on from here.
+            encoder_outputs: the output of the encoder for the source, if it has been computed.
+            past_key_values: continue from this cache.
         """
         show = {
             "output_attentions": output_attentions,
@@ -119,7 +121,7 @@ class LinformerForSeq2SeqLM(LanguageModel, GenerationMixin):
         )
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """What the decoder reads to say ``labels`` ``(b, t)``: the start token, then all but the last of them."""
+        """The input of the decoder for ``labels`` ``(b, t)``: the start token, then all labels but the last."""
         start, pad = self.config.decoder_start_token_id, self.config.pad_token_id
         if start is None or pad is None:
             raise ValueError(
@@ -133,5 +135,5 @@ class LinformerForSeq2SeqLM(LanguageModel, GenerationMixin):
         self, new_num_tokens: int, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
     ) -> nn.Embedding:
         if not self.config.tie_word_embeddings:
-            self.decoder._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+            resize_embeddings(self.decoder, new_num_tokens, pad_to_multiple_of, mean_resizing)
         return super()._resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)

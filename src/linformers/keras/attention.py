@@ -1,19 +1,21 @@
 """``LinearMultiHeadAttention``: ``keras.layers.MultiHeadAttention`` with a cost that is linear in the sequence length.
 
-Axes: b batch, h heads, t query positions, s key positions, k slots, e channels of a head. The layer speaks Keras' conventions
+Axes: b batch, h heads, t query positions, s key positions, k slots, e channels of a head. The layer has Keras' conventions
 (a mask is True where a token is real, heads come after positions).
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import keras
 from keras import ops
-from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 
+from linformers import private
 from linformers.checks import one_of
-from linformers.keras.masks import check_attention_mask, fold, masked_softmax, padding
-from linformers.keras.projections import Projection, Tensor, blank, single
+from linformers.keras.lookup import attend_fused, attend_with_scores
+from linformers.keras.masks import check_attention_mask, fold, padding
+from linformers.keras.projections import Projection, Tensor, blank
 from linformers.keras.shorten import shorten
 from linformers.projections.dense import STARTS
 from linformers.projections.make import METHODS, SHARINGS
@@ -36,20 +38,20 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         use_bias: whether the maps of inputs and outputs have a bias.
         output_shape: channels of the output; None means those of the query.
         attention_axes: the axis of the positions; with a projection there is one.
-        sliding_window: as in Keras; has no meaning with a projection, and is refused.
+        sliding_window: as in Keras; an error with a projection.
         flash_attention: as in Keras.
         use_gate: as in Keras.
-        seed: of the dropout.
+        seed: for dropout.
         projection_dim: the number of slots k. None is the plain layer of Keras.
         max_length: the longest key sequence; shorter ones need no padding. None takes the length that the layer is built
-            with.
+            with; with ``method="content"`` it means any length.
         sharing: ``"none"``, each head has its own E and F; ``"headwise"``, the heads share them; ``"kv"``, E and F are one
-            matrix. (``"layerwise"`` is what a handed ``projection`` means.)
-        method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"`` or ``"no_params"``; see
-            :class:`linformers.keras.Projection`.
-        start: ``"random"`` or ``"segments"``, how learned projections begin; see there. With little data segments learn
-            better.
-        projection: use this projection, which may serve other layers too, instead of making one; the five arguments before
+            matrix. (For ``"layerwise"`` pass a ``projection``.)
+        method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"``, ``"no_params"`` or ``"content"``; see
+            :class:`linformers.keras.Projection`. With ``"content"`` keys and values always share their slots.
+        start: initial values of learned projections, ``"random"`` or ``"segments"``; see there. With little data,
+            ``"segments"`` learns better.
+        projection: use this projection, which other layers may share, instead of making one; the five arguments before
             are then left out.
 
     Call arguments:
@@ -57,20 +59,20 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         value: ``(b, s, channels)``.
         key: ``(b, s, channels)``; None means ``value``.
         query_mask: ``(b, t)``; the weights of a masked query are zero. Masks of ``Embedding(mask_zero=True)`` and ``Masking``
-            arrive by themselves.
-        value_mask: ``(b, s)``; what is masked has no influence at all.
+            are passed on automatically.
+        value_mask: ``(b, s)``; masked positions have no influence.
         key_mask: ``(b, s)``; the same.
         attention_mask: with a projection only ``(b, 1, s)``, the same for every query.
         return_attention_scores: also return the weights.
-        training: whether to drop weights.
+        training: whether dropout is on.
         use_causal_mask: must be False with a projection.
 
     Returns:
-        The output, ``(b, t, channels)``; and the weights ``(b, h, t, k)`` if asked for. A sample whose keys are all padding
-        gets the output's bias.
+        The output, ``(b, t, channels)``; and the weights ``(b, h, t, k)`` if requested. For a sample whose keys are all padding,
+        the output is the bias of the output map.
 
     Raises:
-        ValueError: for keys longer than ``max_length``, and masks without a meaning.
+        ValueError: for keys longer than ``max_length``, and masks that cannot be applied to slots.
 
     Example:
         >>> layer = LinearMultiHeadAttention(num_heads=8, key_dim=32, projection_dim=64, max_length=1000)
@@ -111,6 +113,10 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         projection: Projection | None = None,
         **kwargs: Any,
     ) -> None:
+        if kwargs.pop("open_slots", 0):
+            raise ValueError(
+                "the Keras layer has no open_slots; leave it out, or use linformers.LinearMultiheadAttention of PyTorch"
+            )
         super().__init__(
             num_heads=num_heads,
             key_dim=key_dim,
@@ -166,7 +172,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         self.projection_dim, self.max_length = projection_dim, max_length
         self.sharing, self.method, self.start = sharing, method, start
         self.projection = projection
-        self._axis = 1
+        self._axis, self._scale = 1, key_dim**-0.5
 
     def build(self, query_shape: Shape, value_shape: Shape, key_shape: Shape | None = None) -> None:
         """Make the weights. With a projection the layer works on ``(b, s, c)``, whatever further axes the inputs have."""
@@ -176,15 +182,15 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         key_shape = value_shape if key_shape is None else key_shape
         self.compute_output_shape(query_shape, value_shape, key_shape)  # raises if keys and values differ in length
         self._axis = axis = self._position_axis(query_shape, value_shape, key_shape)
-        given_axes, self._attention_axes = self._attention_axes, None
+        given_axes, self._attention_axes = self.attention_axes, None
         super().build(*((None, shape[axis], shape[-1]) for shape in (query_shape, value_shape, key_shape)))
         self._attention_axes = (1,) if given_axes is None else (axis,)
-        if self.max_length is None:
+        if self.max_length is None and self.method != "content":
             self.max_length = value_shape[axis]
             if self.max_length is None:
                 raise ValueError(
                     f"the value's shape {tuple(value_shape)} leaves its length open, and E and F need one; "
-                    "pass max_length, the longest sequence there will be"
+                    "pass max_length, the longest sequence there will be, or use method='content', which needs none"
                 )
         if self.projection is None:
             self.projection = Projection(
@@ -194,18 +200,20 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 sharing=self.sharing,
                 method=self.method,
                 start=self.start,
+                channels=key_shape[-1] if self.method == "content" else None,
                 dtype=self.dtype_policy,
                 name="projection",
             )
+        self.projection.check_channels(key_shape[-1])
 
     def _position_axis(self, *shapes: Shape) -> int:
-        """The one axis to attend over."""
+        """The axis of the positions."""
         rank = len(shapes[0])
-        given = range(1, rank - 1) if self._attention_axes is None else self._attention_axes
+        given = range(1, rank - 1) if self.attention_axes is None else self.attention_axes
         axes = [axis if axis >= 0 else rank + axis for axis in given]
         if len(axes) != 1 or not 0 < axes[0] < rank - 1:
             raise ValueError(
-                f"a projection shortens one axis; got attention_axes={self._attention_axes} for a query of shape "
+                f"a projection shortens one axis; got attention_axes={self.attention_axes} for a query of shape "
                 f"{tuple(shapes[0])}; name one of {list(range(1, rank - 1))}, or use projection_dim=None"
             )
         others = {tuple(size for i, size in enumerate(shape[1:-1], 1) if i != axes[0]) for shape in shapes}
@@ -245,8 +253,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             )
         key = value if key is None else key
         if (
-            in_symbolic_scope()
-        ):  # asked for shapes only, by some backends with made-up lengths where a model leaves them open
+            private.in_symbolic_scope()
+        ):  # only shapes are computed; some backends put in arbitrary lengths where they are unknown
             shapes = self._output_shapes(ops.shape(query), value.shape)
             outputs = tuple(ops.zeros(shape, dtype=self.compute_dtype) for shape in shapes)
             return outputs if return_attention_scores else outputs[0]
@@ -275,56 +283,32 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         training: bool,
         need_scores: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """The core, for inputs ``(b, t or s, c)``: the output and, if needed or at hand, the weights ``(b, h, t, k)``."""
+        """Attention for inputs ``(b, t or s, c)``: the output and, if needed or computed anyway, the weights ``(b, h, t, k)``."""
         query = blank(query, query_keep)
-        q = self._query_dense(query)  # (b, t, h, e)
-        k, v, slot_keep = shorten(key, value, self._key_dense, self._value_dense, self.projection, keep)
-        dropping = self._dropout > 0.0 and training
-        # JAX's fused kernel wants values as wide as keys and, on the CPU, refuses float16; TensorFlow's has scores in float16.
-        half = self.compute_dtype == "float16" and keras.backend.backend() != "torch" and not self._flash_attention
-        unfit = self.key_dim != self.value_dim or half
-        if need_scores or dropping or unfit:
-            out, scores = self._attend_with_scores(q, k, v, query_keep, slot_keep, training)
+        q = self.query_dense(query)  # (b, t, h, e)
+        memory = shorten(key, value, self.key_dense, self.value_dense, self.projection, keep)
+        if need_scores or (self.dropout > 0.0 and training) or not self._fits_kernel():
+            out, scores = attend_with_scores(q, memory, query_keep, self._scale, partial(self._drop, training=training))
+            # Slots that begin past the end of the input were not computed; their weight is zero.
+            gap = self.projection_dim - memory.keys.shape[1]
+            scores = ops.pad(scores, [[0, 0], [0, 0], [0, 0], [0, gap]]) if gap else scores
         else:
-            out, scores = self._attend_fused(q, k, v, query_keep, slot_keep), None
-        if self._use_gate:
-            out = out * self._gate_dense(query)
-        return self._output_dense(out), scores
+            out, scores = attend_fused(q, memory, query_keep, self._scale, private.uses_flash(self)), None
+        if private.uses_gate(self):
+            out = out * private.gate(self, query)
+        return self.output_dense(out), scores
 
-    def _attend_with_scores(
-        self, q: Tensor, k: Tensor, v: Tensor, query_keep: Tensor | None, slot_keep: Tensor | None, training: bool
-    ) -> tuple[Tensor, Tensor]:
-        dtype, q, k = (
-            keras.backend.standardize_dtype(v.dtype),
-            single(q),
-            single(k),
-        )  # a product may leave the range of float16
-        scores = ops.einsum("bthe,bkhe->bhtk", q * ops.cast(self._inverse_sqrt_key_dim, q.dtype), k)
-        mask = None if slot_keep is None else slot_keep[:, None, None, :]
-        if query_keep is not None:
-            rows = query_keep[:, None, :, None]
-            mask = rows if mask is None else ops.logical_and(rows, mask)
-        weights = ops.cast(masked_softmax(scores, mask), dtype)
-        dropped = self._dropout_layer(weights, training=training) if self._dropout > 0.0 else weights
-        # Slots that begin past the end of the input were not even computed; their weight is zero.
-        gap = self.projection_dim - k.shape[1]
-        weights = ops.pad(weights, [[0, 0], [0, 0], [0, 0], [0, gap]]) if gap else weights
-        return ops.einsum("bhtk,bkhe->bthe", dropped, v), weights
+    def _drop(self, weights: Tensor, training: bool) -> Tensor:
+        return private.weight_dropout(self, weights, training) if self.dropout > 0.0 else weights
 
-    def _attend_fused(
-        self, q: Tensor, k: Tensor, v: Tensor, query_keep: Tensor | None, slot_keep: Tensor | None
-    ) -> Tensor:
-        out = ops.dot_product_attention(
-            q,
-            k,
-            v,
-            mask=None if slot_keep is None else slot_keep[:, None, None, :],
-            scale=self._inverse_sqrt_key_dim,
-            flash_attention=self._flash_attention,
-        )
-        if slot_keep is not None:  # without any slot, the kernel gives a mean of what is masked
-            out = ops.where(ops.any(slot_keep, axis=-1)[:, None, None, None], out, ops.zeros_like(out))
-        return blank(out, query_keep)
+    def _fits_kernel(self) -> bool:
+        """Whether the backend's fused kernel takes these sizes and types without loss of precision."""
+        if self.key_dim != self.value_dim:  # JAX's needs values as wide as keys
+            return False
+        if keras.backend.backend() == "torch" or private.uses_flash(self):
+            return True
+        # JAX's refuses float16 on the CPU; TensorFlow's has scores in float16. Counts of tokens would be rounded to bfloat16.
+        return not (self.compute_dtype == "float16" or (self.compute_dtype == "bfloat16" and self.method == "content"))
 
     def _check_call(
         self,
@@ -334,15 +318,17 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         return_attention_scores: bool,
         use_causal_mask: bool,
     ) -> None:
-        """Refuse what has no meaning with a projection, when a model is built as well as when it runs."""
+        """Raise a ValueError for arguments that do not work with a projection, both when a model is built and when it runs."""
         slots, length = self.projection_dim, value.shape[self._axis]
         if use_causal_mask:
             raise ValueError(
                 f"use_causal_mask=True has no meaning with a projection: each of the {slots} slots mixes all positions, later "
                 "ones too; use projection_dim=None"
             )
-        if self._flash_attention and return_attention_scores:
-            self._compute_attention(query, value, value, return_attention_scores=True)  # raises Keras' own error
+        if private.uses_flash(self) and return_attention_scores:
+            private.computes_attention(
+                self, query, value, value, return_attention_scores=True
+            )  # raises Keras' own error
         if attention_mask is not None and len(query.shape) > 3:
             raise ValueError(
                 f"attention_mask is not taken for inputs of {len(query.shape)} axes with a projection; pass value_mask of shape "
@@ -385,7 +371,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         config = super().get_config()
         config["flash_attention"] = self._flash_argument
         if self._handed:
-            # Keras makes one object of all that carry the same number in a file, so that what is shared stays so.
+            # Keras restores all entries with the same number in a file as one object, so that shared projections stay shared.
             shared = {"shared_object_id": id(self.projection)}
             return {**config, "projection": keras.saving.serialize_keras_object(self.projection) | shared}
         names = ("projection_dim", "max_length", "sharing", "method", "start")

@@ -20,8 +20,8 @@ PADDING = 0
 class Linformer(keras.Model):
     """Token and position embeddings, encoder layers, the mean of the real positions, and class probabilities.
 
-    Token 0 is padding: it is masked everywhere, so that padding a batch changes nothing. Inputs have up to ``max_len``
-    positions and any batch size; a sample of nothing but padding gets the probabilities of an empty text.
+    Token 0 is padding: it is masked everywhere, so that padding a batch does not change its outputs. Inputs have up to ``max_len``
+    positions and any batch size; a sample of padding only gets the probabilities of an empty text.
 
     Args:
         k: slots of each layer's keys and values.
@@ -31,16 +31,16 @@ class Linformer(keras.Model):
         d_ff: channels inside the feed-forward parts.
         n_heads: attention heads; divides ``d_model``.
         n_layers: encoder layers.
-        dropout: probability, after the embeddings, on attention weights and on each layer's parts.
-        full_attn: use full attention instead, to compare with.
+        dropout: probability of dropout after the embeddings, on attention weights and on the outputs of each layer's parts.
+        full_attn: use full attention instead, for comparison.
         num_classes: classes.
         batch_size: not needed; accepted for old code.
-        start: ``"random"`` or ``"segments"``, how E and F begin. Segments learn from far fewer texts: random ones give each
-            text a fingerprint, which is quickly learnt by heart.
+        start: initial values of E and F, ``"random"`` or ``"segments"``. With ``"segments"`` a model learns from far fewer texts:
+            random ones give each text a distinct signature, which the model quickly memorises.
 
     Call arguments:
         inputs: token ids, ``(b, n)``.
-        training: whether to drop.
+        training: whether dropout is on.
 
     Returns:
         Probabilities, ``(b, num_classes)``.
@@ -117,7 +117,7 @@ class Linformer(keras.Model):
         self.build((None, max_len))
 
     def build(self, input_shape: tuple[int | None, ...]) -> None:
-        if self.built:  # the constructor did it: all sizes are known there
+        if self.built:  # the constructor built it: all sizes are known there
             return
         d_model = self._arguments["d_model"]
         self.embedding.build((None, None))
@@ -163,7 +163,7 @@ class Linformer(keras.Model):
         return keras.KerasTensor(self.compute_output_shape(inputs.shape), dtype=self.head.compute_dtype)
 
     def num_params(self) -> int:
-        """The number of parameters, by formula."""
+        """The number of parameters, computed from the sizes."""
         a = self._arguments
         d, d_ff = a["d_model"], a["d_ff"]
         maps = 4 * (d * d + d)  # queries, keys, values, outputs
@@ -184,7 +184,7 @@ class Linformer(keras.Model):
 
 
 class EncoderLayer(keras.layers.Layer):
-    """Attention and a feed-forward part, each behind a layer norm and beside a residual connection."""
+    """Attention and a feed-forward part, each with a layer norm before it and a residual connection."""
 
     def __init__(
         self,

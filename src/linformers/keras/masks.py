@@ -1,4 +1,4 @@
-"""Keras' masks, turned into ``keep`` at the door of the layer, and the folding of further axes into the batch.
+"""Convert Keras' masks into ``keep``, and fold further axes into the batch.
 
 Axes: b batch, t query positions, s key positions, c channels. ``keep`` is True where a token is real.
 """
@@ -11,7 +11,7 @@ from linformers.keras.projections import Tensor
 
 
 def check_attention_mask(mask: Tensor | None, length: int | None, slots: int | None) -> None:
-    """Refuse a mask that is not the same for every query and head: a slot mixes all positions.
+    """Raise a ValueError for a mask that is not the same for every query and head: a slot mixes all positions.
 
     Args:
         mask: allowed are ``(b or 1, 1, s)``, ``(b or 1, 1, 1, s)`` and ``(1, s)``.
@@ -35,7 +35,7 @@ def check_attention_mask(mask: Tensor | None, length: int | None, slots: int | N
 
 
 def padding(value_mask: Tensor | None, key_mask: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
-    """What all masks together say of the keys: ``(b or 1, s)``, or None."""
+    """The combination of all masks of the keys: ``(b or 1, s)``, or None."""
     keep = None
     if attention_mask is not None:
         shape = ops.shape(attention_mask)
@@ -48,7 +48,7 @@ def padding(value_mask: Tensor | None, key_mask: Tensor | None, attention_mask: 
 
 
 def fold(x: Tensor | None, axis: int, channels: int = 1) -> Tensor | None:
-    """Move ``axis`` behind all others but the last ``channels``, and fold the others into the batch: ``(b, s, c)``."""
+    """Move ``axis`` after all others but the last ``channels`` axes, and fold the others into the batch: ``(b, s, c)``."""
     if x is None or len(x.shape) == 2 + channels:
         return x
     x = ops.moveaxis(x, axis, len(x.shape) - 1 - channels)
@@ -60,7 +60,7 @@ def fold(x: Tensor | None, axis: int, channels: int = 1) -> Tensor | None:
 def masked_softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Softmax over the last axis of ``(b, h, t, k)``, in the type of the scores; a row without any slot gives zeros.
 
-    Keras' own warns of a single slot, which is nothing strange here: a short input may fill but one.
+    Keras' own softmax warns of a single slot, which is common here: a short input may fill only one.
     """
     highest = scores if mask is None else ops.where(mask, scores, -1e30)
     weights = ops.exp(highest - ops.stop_gradient(ops.max(highest, axis=-1, keepdims=True)))

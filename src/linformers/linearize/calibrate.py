@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from linformers.linearize.core import blank_heads
 from linformers.nn.core import attend_heads
+from linformers.nn.memory import Opens
 from linformers.ops.linformer import attend, attend_with_weights
 from linformers.ops.spectrum import check_share, cumulative, mean_curve, slots_of
 from linformers.projections.base import Projection
@@ -26,6 +27,7 @@ class Sample(NamedTuple):
     k: Tensor  # (b, h, n, d)
     v: Tensor  # (b, h, n, d)
     keep: Tensor | None  # (b, n)
+    source: Tensor | None = None  # (b, n, ch), what content slots are chosen by; None for the keys
 
 
 def run(model: nn.Module, batch: Batch) -> Any:
@@ -46,7 +48,7 @@ def slots_for(samples: Sequence[Sample], share: float) -> int:
     """
     check_share(share)
     curves = []
-    for q, k, v, keep in samples:
+    for q, k, v, keep, _ in samples:
         for i in range(len(q)):
             row = slice(i, i + 1)
             for head in range(q.shape[1]):
@@ -61,17 +63,25 @@ def slots_for(samples: Sequence[Sample], share: float) -> int:
 
 
 @torch.no_grad()
-def output_error(projection: Projection, samples: Sequence[Sample], local_window: int = 0) -> float:
+def output_error(
+    projection: Projection, samples: Sequence[Sample], local_window: int = 0, open_slots: int = 0
+) -> float:
     """How far the attention output is from the exact one: the squared distance over the squared size, real tokens only."""
     distance = size = 0.0
     for sample in samples:
-        part, whole = _distance(projection, sample, local_window)
+        part, whole = _distance(projection, sample, local_window, open_slots)
         distance, size = distance + float(part), size + float(whole)
     return distance / size if size else 0.0
 
 
 def fit(
-    projection: Projection, samples: Sequence[Sample], *, steps: int, lr: float = 3e-3, local_window: int = 0
+    projection: Projection,
+    samples: Sequence[Sample],
+    *,
+    steps: int,
+    lr: float = 3e-3,
+    local_window: int = 0,
+    open_slots: int = 0,
 ) -> tuple[float, float]:
     """Train a projection so that the attention output of its layer is nearest to the exact one.
 
@@ -86,16 +96,16 @@ def fit(
     parameters = [p for p in projection.parameters() if p.requires_grad]
     if not parameters:
         raise ValueError(
-            f"{type(projection).__name__} has nothing to fit; use method='learnable', or leave fit_steps at 0"
+            f"{type(projection).__name__} has nothing to fit; use method='learnable' or 'content', or leave fit_steps at 0"
         )
-    before = best = output_error(projection, samples, local_window)
+    before = best = output_error(projection, samples, local_window, open_slots)
     state = [p.detach().clone() for p in parameters]
     optimizer = torch.optim.Adam(parameters, lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     turns = itertools.islice(itertools.cycle(samples), steps)
     for step, sample in enumerate(turns, 1):
         with torch.enable_grad():
-            part, whole = _distance(projection, sample, local_window)
+            part, whole = _distance(projection, sample, local_window, open_slots)
             if not part.requires_grad:  # so short that it is exact
                 continue
             gradients = torch.autograd.grad(part / whole, parameters)
@@ -104,7 +114,7 @@ def fit(
         optimizer.step()
         schedule.step()
         if step % max(1, steps // 4) == 0 or step == steps:
-            error = output_error(projection, samples, local_window)
+            error = output_error(projection, samples, local_window, open_slots)
             if error < best:
                 best, state = error, [p.detach().clone() for p in parameters]
     with torch.no_grad():
@@ -114,11 +124,12 @@ def fit(
     return before, best
 
 
-def _distance(projection: Projection, sample: Sample, local_window: int) -> tuple[Tensor, Tensor]:
+def _distance(projection: Projection, sample: Sample, local_window: int, open_slots: int) -> tuple[Tensor, Tensor]:
     """The squared distance of one batch's output to the exact one, and the latter's squared size."""
-    q, k, v, keep = sample
+    q, k, v, keep, source = sample
     exact = attend(q, k, v, keep)
-    out, _ = attend_heads(q, *blank_heads(k, v, keep), projection, keep=keep, block=local_window)
+    seen: dict[str, Any] = {"block": local_window, "source": source, "opens": Opens(open_slots) if open_slots else None}
+    out, _ = attend_heads(q, *blank_heads(k, v, keep), projection, keep=keep, **seen)
     difference = (out - exact).square().sum((1, 3))  # (b, n)
     size = exact.square().sum((1, 3))
     if keep is not None and q.shape[2] == keep.shape[1]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from linformers.checks import one_of
 from linformers.files.checked import an_object, damaged, each, fields, number, open_regular, parse, reading
+from linformers.files.whole import whole_file
 from linformers.linearize.calibrate import Batch, run
 from linformers.linearize.surgery import evaluating
 from linformers.nn.multihead import LinearMultiheadAttention
@@ -209,7 +210,9 @@ class Watched:
 
 def is_linearized(module: nn.Module) -> bool:
     """Whether this is an attention that attends to slots: torch's replaced one, or one of Hugging Face's with a projection."""
-    return isinstance(module, LinearMultiheadAttention) or isinstance(module._modules.get("projection"), Projection)
+    return isinstance(module, LinearMultiheadAttention) or isinstance(
+        dict(module.named_children()).get("projection"), Projection
+    )
 
 
 def layer_of(model: nn.Module, name: str) -> str:
@@ -283,17 +286,15 @@ def _save(
     named: dict[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
 ) -> None:
-    """Write weights, the optimiser's moments and the figures to one file, aside first, so that it is never half a file."""
+    """Write weights, the optimiser's moments and the figures to one file."""
     tensors = {}
     for name, parameter in named.items():
         tensors[f"weight/{name}"] = parameter.detach().contiguous()
         for key, value in optimizer.state.get(parameter, {}).items():
             tensors[f"{key}/{name}"] = value.detach().contiguous()
     about = {"run": run_of, "before": vars(before), "losses": losses}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f"{path.name}.new")
-    save_file(tensors, aside, metadata={"distillation": json.dumps(about)})
-    os.replace(aside, path)
+    with whole_file(path) as aside:
+        save_file(tensors, aside, metadata={"distillation": json.dumps(about)})
 
 
 def _load(

@@ -3,7 +3,8 @@
 Axes: b batch, h heads, n positions, k slots, ch channels of the model.
 
 ``E (x W) = (E x) W``: two products with n rows become two with k rows. Only plain ``nn.Linear`` maps allow it; with anything around
-them (an adapter, a hook), and with exact neighbours, the module runs as its original does, and is shortened afterwards.
+them (an adapter, a hook), with exact neighbours, with opened slots, and with content slots, which are chosen by the keys, the module runs as
+its original does, and is shortened afterwards.
 """
 
 from typing import Any, ClassVar
@@ -46,7 +47,8 @@ class ShortensEarly:
         settings = self.config.linformers
         masked = attention_mask is None or attention_mask.shape == hidden_states.shape[:2]
         plain = all(map(is_plain, maps)) and past_key_values is None and masked
-        if self.projection is None or settings["local_window"] or not plain:
+        needs_keys = settings["local_window"] or settings.get("open_slots") or settings["method"] == "content"
+        if self.projection is None or needs_keys or not plain:
             kwargs |= {"output_attentions": output_attentions}
             if past_key_values is not None:
                 kwargs |= {"past_key_values": past_key_values}

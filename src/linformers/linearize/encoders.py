@@ -32,10 +32,12 @@ from transformers.models.vit import modeling_vit
 from linformers.linearize.calibrate import Batch, Sample, run
 from linformers.linearize.core import attend_near, blank_heads
 from linformers.linearize.early import EARLY
-from linformers.linearize.projection import make_start
+from linformers.linearize.projection import check_opening, make_start
 from linformers.nn.core import How, attend_heads
+from linformers.nn.memory import Opens
 from linformers.ops.linformer import attend, attend_with_weights
 from linformers.pretrained.convert import convert_old_files
+from linformers.private import attention_name, is_initialized, set_attention_name
 from linformers.projections.base import Projection, check_length
 
 IMPLEMENTATION = "linformers"
@@ -83,8 +85,8 @@ class LinearizedConfig(PreTrainedConfig):
     """What the configuration of every linearised model has besides that of its original.
 
     Attributes:
-        linformers: ``max_len``; ``slots``, those of every layer, or 0 where attention is as it was; ``method``, ``sharing`` and
-            ``local_window``.
+        linformers: ``max_len``; ``slots``, those of every layer, or 0 where attention is as it was; ``method``, ``sharing``,
+            ``local_window`` and ``open_slots``, which is 0 in files that lack it.
     """
 
     linformers: dict[str, Any] | None = None
@@ -102,9 +104,9 @@ class Linearized:
             raise ValueError(
                 f"{type(config).__name__} has no `linformers` settings; make the model with linearize(...)"
             )
-        if config._attn_implementation is None:
-            config._attn_implementation = IMPLEMENTATION
-        check_implementation(config._attn_implementation)
+        if attention_name(config) is None:
+            set_attention_name(config, IMPLEMENTATION)
+        check_implementation(attention_name(config))
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         install(self, config.linformers)  # type: ignore[arg-type]
 
@@ -115,7 +117,7 @@ class Linearized:
     def _init_weights(self, module: nn.Module) -> None:
         if not isinstance(module, Projection):
             super()._init_weights(module)  # type: ignore[misc]
-        elif not any(getattr(t, "_is_hf_initialized", False) for t in module.parameters()):
+        elif not any(map(is_initialized, module.parameters())):
             module.reset_parameters()
 
 
@@ -136,6 +138,7 @@ def install(model: nn.Module, settings: dict[str, Any]) -> list[Projection | Non
     """
     layers = attention_modules(model)
     made: list[Projection | None] = []
+    check_opening(opened(settings), settings["method"])
     for (_, module), slots in zip(layers, settings["slots"], strict=True):
         module.projection = None
         if slots:
@@ -146,6 +149,7 @@ def install(model: nn.Module, settings: dict[str, Any]) -> list[Projection | Non
                 slots,
                 heads=head_count(module.config),
                 sharing=settings["sharing"],
+                channels=key_channels(module.config),
                 device=parameter.device,
                 dtype=parameter.dtype,
             )
@@ -162,6 +166,16 @@ def attention_modules(model: nn.Module) -> list[tuple[str, Any]]:
 def head_count(config: Any) -> int:
     """Attention heads of a layer; every configuration answers to this name, DistilBERT's too."""
     return int(config.num_attention_heads)
+
+
+def key_channels(config: Any) -> int:
+    """Channels of the keys of all heads of a layer together."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // head_count(config)) * head_count(config)
+
+
+def opened(settings: dict[str, Any]) -> int:
+    """How many slots each query opens; models saved before there was such a setting open none."""
+    return int(settings.get("open_slots", 0))
 
 
 def find_encoders(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
@@ -196,7 +210,7 @@ def convert(model: PreTrainedModel, settings: dict[str, Any]) -> list[Projection
         if key not in ("model_type", "attn_implementation")
     }
     config = new_class.config_class(**values, linformers=settings, attn_implementation=IMPLEMENTATION)
-    config._name_or_path = old._name_or_path
+    config.name_or_path = old.name_or_path
     with torch.device("meta"):  # transformers learns what a class can record when one is built
         new_class(copy.deepcopy(config))
     replace_config(model, config)
@@ -253,8 +267,10 @@ def linformer_attention(
     if projection is not None:
         check_length(key.shape[2], projection.max_len)
         key, value = blank_heads(key, value, attention_mask)
-        window, how = (module.config.linformers or {})["local_window"], How(dropout, need_weights, projection.k)
-        out, weights = attend_heads(query, key, value, projection, keep=attention_mask, block=window, how=how)
+        settings, how = module.config.linformers or {}, How(dropout, need_weights, projection.k)
+        opens = Opens(opened(settings)) if opened(settings) else None
+        seen: dict[str, Any] = {"keep": attention_mask, "block": settings["local_window"], "opens": opens}
+        out, weights = attend_heads(query, key, value, projection, **seen, how=how)
     else:
         out, weights = exact(query, key, value, attention_mask, dropout, sliding_window, need_weights)
     return out.transpose(1, 2), weights
@@ -305,7 +321,7 @@ def capturing(
     Args:
         runner: takes the batches; ``model`` itself or what wraps it.
     """
-    before = model.config._attn_implementation
+    before = attention_name(model.config)
 
     def samples(module: nn.Module, batches: Sequence[Batch]) -> list[Sample]:
         global _captured
@@ -319,10 +335,10 @@ def capturing(
             _captured = None
 
     try:
-        model.config._attn_implementation = CAPTURE
+        set_attention_name(model.config, CAPTURE)
         yield samples
     finally:
-        model.config._attn_implementation = before
+        set_attention_name(model.config, before)
 
 
 for _name, _function in {IMPLEMENTATION: linformer_attention, CAPTURE: capture_attention}.items():

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from linformers.linearize.calibrate import Batch, Sample, run
-from linformers.nn.core import attend_heads
 from linformers.nn.multihead import LinearMultiheadAttention
-from linformers.ops.blocks import block_sizes
-from linformers.ops.masks import blank
-from linformers.projections.base import Projection, check_length
+from linformers.ops.blocks import block_sizes, content_block
+from linformers.private import children
+from linformers.projections.base import Projection
 
 CROSS_NAMES = ("multihead_attn", "cross_attn", "cross_attention", "encoder_attn", "enc_attn")
 
@@ -26,34 +25,6 @@ class Site(NamedTuple):
     module: nn.MultiheadAttention
     role: str  # "self", "causal" or "cross"
     why: str  # if not empty, it has to be left alone
-
-
-class NearbyAttention(LinearMultiheadAttention):
-    """Self-attention to slots, and exactly to the own and the neighbouring blocks of ``local_window`` positions.
-
-    Its weights, when asked for, are those of the slots, then of the three blocks: ``(b, n, k + 3 c)``.
-    """
-
-    local_window = 0
-
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, keep: Tensor | None, need_weights: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        if query.shape[1] != key.shape[1]:
-            raise ValueError(
-                f"exact neighbours are for self-attention, but there are {query.shape[1]} queries and {key.shape[1]} keys"
-            )
-        check_length(key.shape[1], self.seq_len)
-        q, k, v = (
-            to(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for to, x in zip(self._channel_maps(), (query, blank(key, keep), blank(value, keep)), strict=True)
-        )
-        how = self._how(need_weights)
-        out, weights = attend_heads(q, k, v, self.projection, keep=keep, block=self.local_window, how=how)
-        return self.out_proj(out.transpose(1, 2).flatten(2)), weights
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, local_window={self.local_window}"
 
 
 def find_sites(model: nn.Module) -> list[Site]:
@@ -73,7 +44,7 @@ def find_sites(model: nn.Module) -> list[Site]:
             for other, child in modules[parent].named_children()
             if isinstance(child, nn.MultiheadAttention | LinearMultiheadAttention) and child is not module
         }
-        cross = own in CROSS_NAMES or not module._qkv_same_embed_dim
+        cross = own in CROSS_NAMES or not module.embed_dim == module.kdim == module.vdim
         causal = not cross and (isinstance(modules[parent], nn.TransformerDecoderLayer) or siblings & {*CROSS_NAMES})
         why = ""
         if module is model:
@@ -106,13 +77,17 @@ def converted(
     make: Callable[[int, int], Projection],
     causal: bool,
     block_size: int | None,
+    content: bool = False,
     local_window: int = 0,
+    open_slots: int = 0,
 ) -> LinearMultiheadAttention:
     """A :class:`LinearMultiheadAttention` with the very parameters of ``old``, so that optimisers and ties stay valid.
 
     Args:
         make: builds the projection for so many positions and slots.
+        content: whether it is content slots, of which causal attention has k for all blocks together.
         local_window: also see the exact keys of the own and the neighbouring blocks of this many positions.
+        open_slots: each query opens this many of its best slots to the exact keys they stand for.
 
     Raises:
         ValueError: for exact neighbours beside ``add_bias_kv`` or ``add_zero_attn``.
@@ -121,9 +96,14 @@ def converted(
         raise ValueError(
             f"local_window={local_window} does not go with add_bias_kv and add_zero_attn; leave that attention out with layers=..."
         )
-    positions, slots = block_sizes(max_len, k, block_size) if causal else (max_len, k)
+    positions, slots, block = max_len, k, None
+    if causal and content:
+        block = content_block(k, block_size)
+    elif causal:
+        positions, slots = block_sizes(max_len, k, block_size)
+        block = positions
     with torch.device("meta"):  # its own parameters are replaced at once
-        new = (NearbyAttention if local_window else LinearMultiheadAttention)(
+        new = LinearMultiheadAttention(
             old.embed_dim,
             old.num_heads,
             old.dropout,
@@ -135,12 +115,12 @@ def converted(
             batch_first=old.batch_first,
             seq_len=max_len,
             proj_k=k,
-            method="mean",
+            method="content" if content else "mean",
             causal=causal,
-            block_size=positions if causal else None,
+            block_size=block,
+            local_window=local_window,
+            open_slots=open_slots,
         )
-    if isinstance(new, NearbyAttention):
-        new.local_window = local_window
     new.projection = make(positions, slots)
     for name, _ in [*new.named_parameters(recurse=False)]:
         setattr(new, name, getattr(old, name))
@@ -151,7 +131,7 @@ def converted(
 def swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
     """Put ``new`` wherever ``old`` is, also where one module is used in several places."""
     for parent in list(model.modules()):
-        for name, child in list(parent._modules.items()):  # named_children would name a module only once
+        for name, child in children(parent):
             if child is old:
                 setattr(parent, name, new)
 
@@ -165,7 +145,8 @@ def capture(model: nn.Module, site: Site, batches: Sequence[Batch]) -> list[Samp
         mask = named.get("key_padding_mask")
         if mask is not None:
             mask = (~mask if mask.dtype == torch.bool else mask == 0).view(-1, mask.shape[-1])
-        samples.append(Sample(*heads_of(site.module, (named["query"], named["key"], named["value"])), mask))
+        inputs = named["query"], named["key"], named["value"]
+        samples.append(Sample(*heads_of(site.module, inputs), mask, batch_first(site.module, inputs[1])))
 
     handle = site.module.register_forward_pre_hook(keep_inputs, with_kwargs=True)
     try:
@@ -185,8 +166,12 @@ def heads_of(module: nn.MultiheadAttention, inputs: tuple[Tensor, ...]) -> tuple
     biases = (None,) * 3 if module.in_proj_bias is None else module.in_proj_bias.chunk(3)
     mapped = []
     for x, weight, bias in zip(inputs, weights, biases, strict=True):
-        x = x[None] if x.dim() == 2 else x if module.batch_first else x.transpose(0, 1)
-        y = nn.functional.linear(x.detach(), weight, bias)
+        y = nn.functional.linear(batch_first(module, x), weight, bias)
         mapped.append(y.unflatten(-1, (module.num_heads, -1)).transpose(1, 2))
     q, k, v = mapped
     return q, k, v
+
+
+def batch_first(module: nn.MultiheadAttention, x: Tensor) -> Tensor:
+    """An input of a call as ``(b, n, ch)``."""
+    return (x[None] if x.dim() == 2 else x if module.batch_first else x.transpose(0, 1)).detach()

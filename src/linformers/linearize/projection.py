@@ -6,15 +6,15 @@ Axes: b batch, h heads, s key positions, m real tokens, k slots, u slots in use,
 import torch
 from torch import Tensor, nn
 
-from linformers.checks import one_of
+from linformers.checks import not_negative, one_of
 from linformers.ops.linformer import multiply, multiply_ones
 from linformers.ops.masks import blank
 from linformers.projections.base import Projection, Slots
 from linformers.projections.dense import Dense
-from linformers.projections.make import SHARINGS
+from linformers.projections.make import SHARINGS, make_projection
 from linformers.projections.pooling import Mean
 
-METHODS = ("mean", "learnable")
+METHODS = ("mean", "learnable", "content")
 
 
 class TokenMeans(Projection):
@@ -31,6 +31,12 @@ class TokenMeans(Projection):
     def beside(self, keys: Tensor, keep: Tensor | None) -> Tensor | None:
         return beside(keys, keep, self.k)
 
+    def owners(self, length: int, keep: Tensor | None, k: int, device: torch.device) -> tuple[Tensor, int]:
+        slot = slot_of(*ranks(keep, length, device), k)
+        longest = self.max_len if torch.compiler.is_exporting() else length  # an export has one width for all lengths
+        most = -(-longest // k) if k < 3 else max(1, -(-(longest - 2) // (k - 2)))
+        return slot if keep is None else slot.masked_fill(~keep, -1), most
+
 
 class CorrectedMean(Dense):
     """:class:`TokenMeans` plus a learned mixture of all real tokens: ``mean + C^T x``, where C begins at zero.
@@ -40,7 +46,7 @@ class CorrectedMean(Dense):
     """
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
-        mean, _, real = token_means(x, keep, k)
+        mean, _, real, _ = token_means(x, keep, k)
         s, used = x.shape[2], mean.shape[2]
         exporting = torch.compiler.is_exporting()
         if self.max_len <= k or (keep is None and not exporting and s <= k):
@@ -142,6 +148,7 @@ def make_start(
     *,
     heads: int,
     sharing: str = "headwise",
+    channels: int | None = None,
     block: bool = False,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
@@ -149,13 +156,32 @@ def make_start(
     """The projection of one linearised attention.
 
     Args:
-        method: ``"mean"``, without anything to train, or ``"learnable"`` (see :class:`CorrectedMean`).
-        sharing: for ``"learnable"``: ``"none"``, ``"headwise"`` or ``"kv"``.
+        method: ``"mean"``, without anything to train, ``"learnable"`` (see :class:`CorrectedMean`), or ``"content"`` (see
+            :class:`linformers.projections.Content`), which has to be trained.
+        sharing: for what is trained: ``"none"``, ``"headwise"`` or ``"kv"``.
+        channels: of what content slots are chosen by.
         block: whether it is for the blocks of causal attention, which have no special tokens at their ends and one length.
     """
     one_of("sharing", sharing, SHARINGS[:3])
     one_of("method", method, METHODS)
+    if method == "content":
+        return make_projection(
+            max_len, k, heads=heads, sharing=sharing, method=method, channels=channels, device=device, dtype=dtype
+        )
     if method == "mean":
         return Mean(max_len, k) if block else TokenMeans(max_len, k)
     parts, own_heads = {"none": (2, heads), "headwise": (2, 1), "kv": (1, 1)}[sharing]
     return CorrectedMean(max_len, k, parts, own_heads, device=device, dtype=dtype)
+
+
+def check_opening(open_slots: int, method: str) -> None:
+    """Raise a ValueError unless the slots of ``method`` can be opened."""
+    not_negative(open_slots=open_slots)
+    if open_slots and method != "mean":
+        slots = {"learnable": "mixtures of all tokens", "content": "weighted means of all tokens"}.get(
+            method, "other slots"
+        )
+        raise ValueError(
+            f"open_slots={open_slots} opens slots that are means of tokens of their own, and those of method={method!r} are {slots}; "
+            "use method='mean', or open_slots=0"
+        )

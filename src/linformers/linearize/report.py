@@ -14,6 +14,7 @@ class Replaced:
         error_before: of the attention output on the calibration inputs, relative to its size, with plain means; None
             without a fit.
         error_after: the same after the fit.
+        exact_keys: where slots are opened, at most so many exact keys does a query see, near ones included; 0 where none are opened.
     """
 
     name: str
@@ -21,6 +22,7 @@ class Replaced:
     how: str
     error_before: float | None = None
     error_after: float | None = None
+    exact_keys: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class Report:
         lines += [f"  ! {self.positions}"] if self.positions else []
         for new in self.replaced:
             line = f"  + {new.name:{width}}  k = {new.k}, {new.how}"
+            if new.exact_keys:
+                line += f" (at most {new.exact_keys} exact keys a query)"
             if new.error_before is not None and new.error_after is not None:
                 line += f", error {new.error_before:.3f} -> {new.error_after:.3f}"
             lines.append(line)

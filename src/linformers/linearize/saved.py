@@ -36,11 +36,8 @@ def load(directory: Path, max_len: int = 0, positions: str = "keep") -> tuple[An
             f"{directory} holds a model of type {config.model_type!r}; it takes {', '.join(map(repr, ARCHITECTURES))}"
         )
     check_positions(config, max_len, positions)
-    named = [
-        name for name in config.architectures or () if hasattr(getattr(transformers, name, None), "from_pretrained")
-    ]
-    kind = getattr(transformers, named[0]) if named else transformers.AutoModel
-    model = pretrained.load_model(kind, directory)
+    kind = pretrained.saved_class(config.architectures or (), transformers)
+    model = pretrained.load_model(kind or transformers.AutoModel, directory)
     if not any((directory / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt")):
         return model, None
     return model, pretrained.load_tokenizer(directory)

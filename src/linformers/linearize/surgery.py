@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from linformers import limits
@@ -16,7 +17,7 @@ from linformers.checks import one_of
 from linformers.linearize import modules
 from linformers.linearize.calibrate import Batch, Sample, fit, slots_for
 from linformers.linearize.positions import POSITIONS, check_positions, stretch
-from linformers.linearize.projection import METHODS, make_start
+from linformers.linearize.projection import METHODS, check_opening, make_start
 from linformers.linearize.report import Left, Replaced, Report
 from linformers.projections.base import Projection
 from linformers.projections.make import SHARINGS
@@ -33,6 +34,7 @@ class Plan(NamedTuple):
     method: str
     sharing: str
     local_window: int
+    open_slots: int
     causal: str
     cross: str
     block_size: int | None
@@ -47,7 +49,9 @@ class Plan(NamedTuple):
             return min(self.max_len, slots_for(samples, self.share))
         return self.k if isinstance(self.k, int) else int(self.k[index])
 
-    def start(self, positions: int, slots: int, heads: int, like: Tensor, block: bool = False) -> Projection:
+    def start(
+        self, positions: int, slots: int, heads: int, channels: int, like: Tensor, block: bool = False
+    ) -> Projection:
         """A projection in the device and dtype of ``like``."""
         return make_start(
             self.method,
@@ -55,6 +59,7 @@ class Plan(NamedTuple):
             slots,
             heads=heads,
             sharing=self.sharing,
+            channels=channels,
             block=block,
             device=like.device,
             dtype=like.dtype,
@@ -69,6 +74,7 @@ def linearize(
     method: str = "mean",
     sharing: str = "headwise",
     local_window: int = 0,
+    open_slots: int = 0,
     causal: str = "leave",
     cross: str = "leave",
     block_size: int | None = None,
@@ -93,10 +99,15 @@ def linearize(
         k: the slots of every attention; or a list with those of each attention that is replaced; or ``"spectrum"``, which takes for each
             the smallest k that holds ``share`` of the singular values of its attention on the calibration inputs.
         max_len: the longest input.
-        method: ``"mean"``, means of real tokens with nothing to train; or ``"learnable"``, the same with a correction to be trained.
-        sharing: of a learnable projection: ``"none"``, each head has its own; ``"headwise"``; or ``"kv"``, one for keys and values.
+        method: ``"mean"``, means of real tokens with nothing to train; ``"learnable"``, the same with a correction to be trained; or
+            ``"content"``, slots that tokens choose by what they are (see :class:`linformers.projections.Content`), at random until they
+            are trained, by ``fit_steps`` or by :func:`distill`: an input of k tokens is not exact with it.
+        sharing: of what is trained: ``"none"``, each head has its own; ``"headwise"``; or ``"kv"``, one for keys and values (those of
+            content slots always share).
         local_window: also see the exact keys of the own and the neighbouring blocks of this many positions; for self-attention that is
             not causal.
+        open_slots: each query replaces this many of its best slots by the exact keys they stand for; with ``method="mean"``. It needs no
+            training. A slot then counts for as many tokens as it holds.
         causal: the self-attention of decoders: ``"leave"`` it, make it ``"block"``-causal, or replace it both ways because the model's
             decoder is not causal (``"absent"``; DETR's is not).
         cross: ``"leave"`` cross-attention, or make it ``"linear"`` too.
@@ -104,7 +115,7 @@ def linearize(
         layers: replace only these: numbers (of all attention that was found, from 0) or names, in which ``*`` stands for anything.
         calibration: inputs of the model: each a dictionary of arguments, a sequence of them, or a tensor.
         share: for ``k="spectrum"``.
-        fit_steps: fit each learnable projection with so many steps, so that its attention's output on the calibration inputs is nearest
+        fit_steps: fit each projection that learns with so many steps, so that its attention's output on the calibration inputs is nearest
             to the original's.
         positions: ``"keep"`` the learned positions of a Hugging Face encoder, which then bound ``max_len``; or ``"stretch"`` them over
             longer inputs (see :func:`linformers.linearize.stretch_positions`).
@@ -130,6 +141,7 @@ def linearize(
         method,
         sharing,
         local_window,
+        open_slots,
         causal,
         cross,
         block_size,
@@ -184,6 +196,7 @@ def check(plan: Plan) -> None:
     if plan.max_len < 1:
         raise ValueError(f"max_len must be at least 1, got {plan.max_len}")
     limits.at_most("max_len", plan.max_len, limits.SIZE)
+    check_opening(plan.open_slots, plan.method)
     if plan.local_window < 0 or plan.fit_steps < 0:
         raise ValueError(
             f"local_window and fit_steps must not be negative, got {plan.local_window} and {plan.fit_steps}"
@@ -199,7 +212,9 @@ def check(plan: Plan) -> None:
             f"k={plan.k!r} with fit_steps={plan.fit_steps} needs inputs of the model; pass some as calibration=[...]"
         )
     if plan.fit_steps and plan.method == "mean":
-        raise ValueError(f"fit_steps={plan.fit_steps}, but method='mean' has nothing to fit; use method='learnable'")
+        raise ValueError(
+            f"fit_steps={plan.fit_steps}, but method='mean' has nothing to fit; use method='learnable' or 'content'"
+        )
 
 
 def select(found: Sequence[tuple[str, str]], layers: Sequence[int | str] | None) -> list[tuple[str, str]]:
@@ -264,7 +279,7 @@ def join(prefix: str, name: str) -> str:
 
 def _convert_encoder(model: nn.Module, prefix: str, encoder: Any, plan: Plan, wanted: Sequence[str]) -> list[Replaced]:
     """Linearise one Hugging Face encoder."""
-    from linformers.linearize.encoders import attention_modules, capturing, convert, head_count
+    from linformers.linearize.encoders import attention_modules, capturing, convert, head_count, key_channels
 
     layers = [(join(prefix, name), module) for name, module in attention_modules(encoder)]
     if not any(name in wanted for name, _ in layers):
@@ -280,17 +295,19 @@ def _convert_encoder(model: nn.Module, prefix: str, encoder: Any, plan: Plan, wa
                 continue
             samples = samples_of(module, plan.calibration) if plan.fit_steps or plan.k == "spectrum" else []
             k = plan.slots(wanted.index(name), samples)
-            projection = plan.start(plan.max_len, k, head_count(encoder.config), next(module.parameters()))
+            sizes = head_count(encoder.config), key_channels(encoder.config)
+            projection = plan.start(plan.max_len, k, *sizes, next(module.parameters()))
             errors = _fit(projection, samples, plan)
             slots.append(k)
             fitted.append(projection.state_dict())
-            replaced.append(Replaced(name, k, _how(plan), *errors))
+            replaced.append(_replaced(name, k, plan, projection, errors))
     settings = {
         "max_len": plan.max_len,
         "slots": slots,
         "method": plan.method,
         "sharing": plan.sharing,
         "local_window": plan.local_window,
+        "open_slots": plan.open_slots,
     }
     for new, state in zip(convert(encoder, settings), fitted, strict=True):
         if new is not None and state is not None:
@@ -305,7 +322,7 @@ def _convert_site(model: nn.Module, site: modules.Site, plan: Plan, index: int) 
         raise ValueError(f"{site.name} becomes block-causal: give its k as a number, and no fit_steps")
     samples = modules.capture(model, site, plan.calibration) if plan.fit_steps or plan.k == "spectrum" else []
     k = plan.slots(index, samples)
-    like = site.module.out_proj.weight
+    sizes, like = (site.module.num_heads, site.module.kdim), site.module.out_proj.weight
     # A causal block sees its neighbours anyway, and the keys of cross-attention are nobody's neighbours.
     window = plan.local_window if site.role == "self" or (site.role == "causal" and not block_causal) else 0
     plan = plan._replace(local_window=window)
@@ -313,25 +330,66 @@ def _convert_site(model: nn.Module, site: modules.Site, plan: Plan, index: int) 
         site.module,
         max_len=plan.max_len,
         k=k,
-        make=lambda positions, slots: plan.start(positions, slots, site.module.num_heads, like, block_causal),
+        make=lambda positions, slots: plan.start(positions, slots, *sizes, like, block_causal),
         causal=block_causal,
         block_size=plan.block_size,
+        content=plan.method == "content",
         local_window=window,
+        open_slots=plan.open_slots,
     )
     errors = _fit(new.projection, samples, plan)
     modules.swap(model, site.module, new)
-    how = _how(plan)
+    more = ""
     if block_causal:
-        how += f", block-causal with blocks of {new.projection.max_len}"
+        more = f", block-causal with blocks of {new.block_size}"
     elif site.role == "cross":
-        how += ", cross-attention"
-    return Replaced(site.name, k, how, *errors)
+        more = ", cross-attention"
+    return _replaced(site.name, k, plan, new.projection, errors, more, new.block_size if block_causal else 0)
 
 
-def _fit(projection: Projection, samples: Sequence[Sample], plan: Plan) -> tuple[float, float] | tuple[()]:
-    return fit(projection, samples, steps=plan.fit_steps, local_window=plan.local_window) if plan.fit_steps else ()
+def _fit(projection: Projection, samples: Sequence[Sample], plan: Plan) -> tuple[float, float] | None:
+    return fit(projection, samples, steps=plan.fit_steps, local_window=plan.local_window) if plan.fit_steps else None
 
 
-def _how(plan: Plan) -> str:
-    window = f", {plan.local_window} exact neighbours" if plan.local_window else ""
-    return f"{plan.method}{window}"
+def _replaced(
+    name: str,
+    k: int,
+    plan: Plan,
+    projection: Projection,
+    errors: tuple[float, float] | None,
+    more: str = "",
+    causal_block: int = 0,
+) -> Replaced:
+    """What the report says of one attention.
+
+    Args:
+        causal_block: positions of a block of block-causal attention; 0 for others.
+    """
+    how = plan.method
+    how += f", {plan.local_window} exact neighbours" if plan.local_window else ""
+    how += more
+    keys = 0
+    if plan.open_slots:
+        how += f", {plan.open_slots} opened slots"
+        keys = exact_keys(projection, plan.max_len, plan.open_slots, plan.local_window, causal_block)
+    before, after = errors or (None, None)
+    return Replaced(name, k, how, before, after, keys)
+
+
+def exact_keys(
+    projection: Projection, max_len: int, open_slots: int, local_window: int = 0, causal_block: int = 0
+) -> int:
+    """At most how many exact keys a query of the longest input sees.
+
+    Args:
+        projection: its slots are opened.
+        local_window: positions of a block of exact neighbours; segments that touch a window are open with all their keys.
+        causal_block: positions of a block of block-causal attention.
+    """
+    found = projection.owners(projection.max_len, None, projection.k, torch.device("cpu"))
+    if found is None:
+        return 0
+    tokens = found[0].flatten().bincount().repeat(max_len // projection.max_len)  # of every slot
+    opened = int(tokens.sort(descending=True).values[:open_slots].sum())
+    touching = 2 * (int(tokens.max()) - 1) if local_window else 0
+    return min(max_len, 2 * causal_block + 3 * local_window + touching + opened)

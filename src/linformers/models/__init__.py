@@ -1,4 +1,4 @@
-"""Models: stacks, text models, encoder-decoders, and what runs them."""
+"""Models: stacks, text models and encoder-decoders; generation and inference over long inputs."""
 
 from linformers.models.classifier import LinformerClassifier, pool
 from linformers.models.encdec import LinformerEncDec

@@ -1,10 +1,10 @@
-"""Inference over long inputs in chunks: the working memory does not grow with the length, and the caches stay warm.
+"""Inference over long inputs in chunks: the working memory does not grow with the length, and chunks stay in the CPU's caches.
 
 Axes: b batch, n positions, c positions of a chunk, k slots, ch channels.
 
-Given the k slots of a layer, its output rows do not depend on each other. So each layer takes its rows chunk by chunk through
-attention and feed-forward, and while a chunk is at hand, it is added to the slots of the next layer. Between layers the rows wait in
-the output itself.
+Given the k slots of a layer, its output rows do not depend on each other. So each layer runs attention and feed-forward chunk by
+chunk, and while a chunk is in the cache, it is added to the slots of the next layer. Between layers the rows are stored in the output
+tensor.
 """
 
 from collections.abc import Iterable
@@ -22,18 +22,18 @@ from linformers.projections.base import Projection
 
 Rows: TypeAlias = Tensor | numpy.ndarray[Any, Any]
 
-# Numbers of the widest activation of a chunk: some megabytes, which is what a shared cache holds.
+# Elements of the widest activation of a chunk: some megabytes, which fit into a shared cache.
 CHUNK = 2**22
 
 
 class Parts(NamedTuple):
-    """What a stack is made of, for those who run it in chunks.
+    """The parts of a stack that running it in chunks needs.
 
     Attributes:
         layers: in order.
-        projection: of all layers, if they share one.
+        projection: the one that all layers share, if they do.
         norm: after the last layer.
-        rotary: channels of a head, if its positions are rotary; else 0.
+        rotary: channels of a head if positions are rotary, else 0.
     """
 
     layers: list[Layer]
@@ -42,11 +42,11 @@ class Parts(NamedTuple):
     rotary: int
 
     def rotation(self, start: int, stop: int, like: Tensor) -> Rotate | None:
-        """What turns queries and keys of these positions."""
+        """The rotation of queries and keys at these positions; None without rotary positions."""
         return rotary_positions(torch.arange(start, stop, device=like.device), self.rotary) if self.rotary else None
 
     def chunk_length(self, batch: int) -> int:
-        """As many positions as keep the widest activation of a chunk in a cache."""
+        """How many positions a chunk may have for its widest activation to fit into a cache."""
         widths = [m.out_features for layer in self.layers for m in layer.modules() if isinstance(m, nn.Linear)]
         return max(64, CHUNK // max(1, batch * max(widths, default=self.layers[0].channels)))
 
@@ -55,7 +55,7 @@ class Parts(NamedTuple):
 def run_in_chunks(
     parts: Parts, chunks: Iterable[Tensor], n: int, mask: Tensor | None, out: Rows, *, step: int, whole: Rows | None
 ) -> Rows:
-    """Send a sequence through all layers.
+    """Run a sequence through all layers.
 
     Args:
         chunks: the sequence in order, ``(b, c, ch)`` each.
@@ -69,11 +69,11 @@ def run_in_chunks(
         ``out``.
 
     Raises:
-        ValueError: for chunks of another shape, or of another length in all.
+        ValueError: for chunks of another shape, or of another total length.
     """
     layers, inner = parts.layers, out
     batch, channels = out.shape[0], out.shape[2]
-    # A first layer that takes the input as it is reads it where it lies; otherwise the rows wait in the output.
+    # Without a mask and local mixing, the first layer reads the input in place; otherwise the rows are stored in the output.
     ready = whole if mask is None and layers[0].mixing is None else None
     entrance = _Entrance(parts, layers[0], batch, n, mask, out if ready is None else None)
     like: Tensor | None = None
@@ -114,12 +114,12 @@ def write(rows: Rows, start: int, x: Tensor) -> None:
 
 
 class _Entrance:
-    """What rows pass on their way into a layer: its local mixing, the store they wait in, the slots they are added to."""
+    """The way into a layer: local mixing, then rows are stored, and added to the layer's slots."""
 
     def __init__(self, parts: Parts, layer: Layer, batch: int, n: int, mask: Tensor | None, store: Rows | None) -> None:
         self.parts, self.layer, self.batch, self.n, self.mask, self.store = parts, layer, batch, n, mask, store
-        self.taken = self.passed = 0  # rows that have come, and rows that are through
-        self.held: Tensor | None = None  # the last rows, as they came: neighbours of those that will come
+        self.taken = self.passed = 0  # rows received, and rows after local mixing
+        self.held: Tensor | None = None  # the last rows received: neighbours of the next ones
         attention = layer.attention
         self.slots = None
         if attention is not None:
@@ -130,7 +130,7 @@ class _Entrance:
         return None if self.mask is None else self.mask[:, start : start + count]
 
     def check(self, x: Tensor) -> None:
-        """Raise a ValueError for a chunk that does not go on where the ones before it ended."""
+        """Raise a ValueError for a chunk of the wrong shape, or past the end of the sequence."""
         wanted = (self.batch, self.layer.channels)
         if x.dim() != 3 or (x.shape[0], x.shape[2]) != wanted or self.taken + x.shape[1] > self.n:
             raise ValueError(
@@ -139,7 +139,7 @@ class _Entrance:
             )
 
     def push(self, x: Tensor) -> None:
-        """Take the next rows, ``(b, c, ch)``."""
+        """Receive the next rows, ``(b, c, ch)``."""
         self.taken += x.shape[1]
         x = self._mix(x)
         keep, stop = self.keep(self.passed, x.shape[1]), self.passed + x.shape[1]
@@ -151,7 +151,7 @@ class _Entrance:
         self.passed = stop
 
     def _mix(self, x: Tensor) -> Tensor:
-        """Local mixing; holds back the rows whose right neighbours have not come yet."""
+        """Apply local mixing; hold back rows whose right neighbours have not been received yet."""
         if (mixing := self.layer.mixing) is None:
             return x
         rows = x if self.held is None else torch.cat([self.held, x], 1)
@@ -159,11 +159,11 @@ class _Entrance:
         real = self.keep(start, rows.shape[1])
         mixed = self.layer.mix_rows(rows, real)
         ready = self.taken if self.taken == self.n else max(self.passed, self.taken - mixing.right)
-        self.held = rows[:, max(0, ready - mixing.left - start) :].clone()  # the store is about to be written
+        self.held = rows[:, max(0, ready - mixing.left - start) :].clone()  # a copy: the store is overwritten next
         return mixed[:, self.passed - start : ready - start]
 
     def finish(self) -> Memory | None:
-        """The slots, once all rows have come."""
+        """The slots, after all rows have been received."""
         if self.taken < self.n:
             raise ValueError(f"the chunks ended at position {self.taken} of {self.n}")
         return None if self.slots is None else self.slots.finish()
@@ -176,6 +176,6 @@ class _Exit:
         self.norm, self.out, self.passed = norm, out, 0
 
     def push(self, x: Tensor) -> None:
-        """Take the next rows, ``(b, c, ch)``."""
+        """Receive the next rows, ``(b, c, ch)``."""
         write(self.out, self.passed, x if self.norm is None else self.norm(x))
         self.passed += x.shape[1]

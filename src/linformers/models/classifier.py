@@ -1,4 +1,4 @@
-"""``LinformerClassifier``: one answer for each sequence.
+"""``LinformerClassifier``: one class for each sequence.
 
 Axes: b batch, n positions, ch channels.
 Masks: True where a token is real.
@@ -16,7 +16,7 @@ from linformers.ops.precision import mean_of, single, weighted_sum
 
 
 class LinformerClassifier(nn.Module):
-    """A classifier: token ids ``(b, n)`` to class logits ``(b, num_classes)``. Pads change nothing.
+    """A classifier: token ids ``(b, n)`` to class logits ``(b, num_classes)``. Padding has no influence.
 
     Args:
         num_tokens: size of the vocabulary.
@@ -24,7 +24,7 @@ class LinformerClassifier(nn.Module):
         input_size: the longest input.
         channels: of the stack.
         dim_k: slots.
-        pooling: ``"mean"`` over the real tokens, ``"first"`` token, or ``"attention"``, a learned weighing.
+        pooling: ``"mean"`` over the real tokens, ``"first"`` token, or ``"attention"``, a learned weighted mean.
         emb_dim: channels of the embedding; None means ``channels``.
         positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
         dropout_tokens: on the embedded tokens.
@@ -54,7 +54,7 @@ def pool(x: Tensor, keep: Tensor, *, first: bool = False, weigh: nn.Module | Non
     Args:
         keep: ``(b, n)``, True where a token is real.
         first: take the first real token instead of the mean over the real ones.
-        weigh: or weigh them by the softmax of this map to one channel.
+        weigh: take the mean weighted by the softmax of this map to one channel.
     """
     if first:
         return x[torch.arange(len(x), device=x.device), keep.int().argmax(1)]

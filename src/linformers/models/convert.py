@@ -1,7 +1,7 @@
 """Weights from other Linformer packages: ``linformer`` (lucidrains) and ``linformer-pytorch`` (tatp22).
 
-A converter reads a model of theirs and returns one of ours with the same outputs wherever theirs are right; where they are not, it
-says so instead of copying it. Neither package is imported.
+A converter takes a model of theirs and returns one of ours with the same outputs; where theirs are wrong, it raises an error or does not
+copy the defect. Neither package is imported.
 """
 
 import copy
@@ -20,7 +20,7 @@ from linformers.nn.multihead import LinearMultiheadAttention
 from linformers.nn.positions import SinusoidalPositions
 from linformers.projections.own import Custom
 
-# What to do with the other classes of the two packages.
+# Advice for the other classes of the two packages.
 INSTEAD = {
     "FeedForward": "convert the model that it is part of",
     "LinearAttentionHead": "convert the MHAttention that it is part of",
@@ -33,7 +33,7 @@ def from_lucidrains(model: Any) -> Linformer | LinformerLM | LinearMultiheadAtte
     """Convert a ``Linformer``, ``LinformerLM`` or ``LinformerSelfAttention`` of the package ``linformer``.
 
     What differs afterwards: masks work, and a longer input is a clear error. ``share_kv``, which there also ties the maps of keys and
-    values to each other, gives two maps that begin equal. In training, ours drops the outputs of attention and feed-forward too.
+    values to each other, gives two maps with equal initial weights. In training, ours has dropout on the outputs of attention and feed-forward too.
 
     Returns:
         A :class:`linformers.Linformer` or :class:`linformers.LinformerLM`. A ``LinformerSelfAttention`` becomes a
@@ -78,9 +78,7 @@ def from_lucidrains(model: Any) -> Linformer | LinformerLM | LinearMultiheadAtte
         ours.body.token_emb.load_state_dict(model.token_emb.state_dict())
         ours.body.pos_emb = copy.deepcopy(model.pos_emb)
         ours.to_logits = copy.deepcopy(model.to_logits)
-    body.norm = (
-        Twice() if reversible else None
-    )  # theirs ends without a norm, and adds the two streams; ours averages them
+    body.norm = Twice() if reversible else None  # theirs has no final norm, and adds the two halves; ours averages them
     for layer, (attention, feed_forward) in zip(body.layers, pairs, strict=True):
         theirs = attention.fn
         matrices = [theirs.proj_k] if theirs.share_kv else [theirs.proj_k, theirs.proj_v]
@@ -131,8 +129,8 @@ def from_tatp22(model: Any) -> Linformer | LinformerLM | LinearMultiheadAttentio
     """Convert a ``Linformer``, ``LinformerLM`` or ``MHAttention`` of the package ``linformer-pytorch``, or a ``Padder`` around one.
 
     What differs afterwards: any length up to the maximum works, masks go with checkpointing, and ``no_params`` projections are saved and
-    loaded. A ``k_reduce_by_layer`` that was ignored there, under layerwise sharing, is ignored here too: the weights are for it. A
-    ``Padder`` is left out, because none is needed: its pads are not masked there, and change the output of every layer but the first.
+    loaded. A ``k_reduce_by_layer`` that was ignored there, under layerwise sharing, is ignored here too, because the weights were trained so. A
+    ``Padder`` is dropped, because none is needed: there its padding is not masked, and changes the output of every layer but the first.
 
     Returns:
         A :class:`linformers.Linformer` or :class:`linformers.LinformerLM`. A ``MHAttention`` becomes a
@@ -141,8 +139,8 @@ def from_tatp22(model: Any) -> Linformer | LinformerLM | LinearMultiheadAttentio
 
     Raises:
         TypeError: for any other class.
-        ValueError: for what cannot be right: ``causal=True`` (a dense projection leaks the future), ``decoder_mode=True`` (no causal
-            mask where it belongs) and so ``LinformerEncDec``; and for a ``MHAttention`` that ours cannot be.
+        ValueError: for options whose outputs cannot be right: ``causal=True`` (a dense projection leaks the future), ``decoder_mode=True`` (no causal
+            mask where it belongs) and so ``LinformerEncDec``; and for a ``MHAttention`` that ``LinearMultiheadAttention`` cannot represent.
     """
     if isinstance(model, nn.Module) and hasattr(model, "net") and hasattr(model.net, "input_size"):
         model = model.net  # of a Padder
@@ -179,7 +177,7 @@ def from_tatp22(model: Any) -> Linformer | LinformerLM | LinearMultiheadAttentio
         "w_o_intermediate_dim": first.w_o_intermediate_dim,
         "attention": "full" if head.full_attention else "linformer",
         "parameter_sharing": "kv",
-        "method": "mean",  # takes no parameters; the real projections are put in its place below
+        "method": "mean",  # has no parameters; replaced by the real projections below
         "causal": head.causal_mask is not None,
         "include_ff": bool(feeds),
         "norm": "post",
@@ -220,7 +218,7 @@ def from_tatp22(model: Any) -> Linformer | LinformerLM | LinearMultiheadAttentio
         _fill_tatp22(cast(Layer, layer), attentions[i], feeds[i] if feeds else None)
     if not head.full_attention:
         _project_like(body, [attention.fn.heads for attention in attentions])
-        body.to(like)  # their fixed matrices are no buffers, and stay behind
+        body.to(like)  # their fixed matrices are not buffers, so `.to` did not move them
     return ours.train(model.training)
 
 
@@ -286,14 +284,14 @@ def _fill_tatp22(layer: Layer, attention: Any, feed_forward: Any | None) -> None
 
 
 def _project_like(stack: Linformer, heads: Sequence[Sequence[Any]]) -> None:
-    """Give the layers projections that do what the E and F of their heads do, biases and channel mixing included."""
+    """Give the layers projections that compute the same as the E and F of their heads, including biases and channel mixing."""
     made: dict[int, Along] = {}
-    shared = None
+    shared, longest = None, cast(int, stack.input_size)
     for layer, theirs in zip(stack.layers, heads, strict=True):
         modules = _projections(theirs, made)
-        k = _slots(modules, stack.input_size, len(theirs) * stack.head_dim)
+        k = _slots(modules, longest, len(theirs) * stack.head_dim)
         attention = cast(Attention, layer.attention)
-        attention.projection, attention.slots, attention.k = Custom(modules, stack.input_size, k), k, k
+        attention.projection, attention.slots, attention.k = Custom(modules, longest, k), k, k
         shared = attention.projection if shared is None else shared
     if len(heads) > 1 and heads[0][0].E is heads[1][0].E:  # layerwise: it belongs to the stack
         stack.projection = shared
@@ -302,10 +300,10 @@ def _project_like(stack: Linformer, heads: Sequence[Sequence[Any]]) -> None:
 
 
 def _projections(heads: Sequence[Any], made: dict[int, "Along"]) -> list[nn.Module]:
-    """What does what the E and F of these heads do; one module if they are the same.
+    """Modules that compute the same as the E and F of these heads; one module if E and F are the same.
 
     Args:
-        made: one of ours for each of theirs, so that what was shared stays shared.
+        made: our module for each of theirs, so that shared ones stay shared.
     """
 
     def side(theirs: Sequence[Any]) -> nn.Module:
@@ -319,7 +317,7 @@ def _projections(heads: Sequence[Any], made: dict[int, "Along"]) -> list[nn.Modu
 
 @torch.no_grad()
 def _slots(modules: Sequence[nn.Module], length: int, channels: int) -> int:
-    """How many slots these modules make: a convolution's are not always what was asked for."""
+    """How many slots these modules make: a convolution may make another number than its ``k``."""
     like = next((t for m in modules for t in (*m.parameters(), *m.buffers())), torch.zeros(()))
     return int(modules[0](like.new_zeros(1, length, channels)).shape[1])
 
@@ -363,7 +361,7 @@ class Along(nn.Module):
 
 
 class PerHead(nn.Module):
-    """Another module for each head's channels, or one that mixes the channels of a head."""
+    """A separate module for the channels of each head, or one module that mixes the channels within a head."""
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         super().__init__()

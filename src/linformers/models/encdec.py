@@ -1,4 +1,4 @@
-"""``LinformerEncDec``: an encoder and a causal decoder that looks the source up, of any two sizes.
+"""``LinformerEncDec``: an encoder, and a causal decoder with cross-attention to the source; their sizes may differ.
 
 Axes: b batch, s source positions, t target positions, v tokens of the target vocabulary.
 Masks: True where a token is real.
@@ -36,7 +36,7 @@ DECODER = tuple(name for name in (*SHARED, "tie_weights") if name not in ("causa
 class LinformerEncDec(nn.Module):
     """Source tokens ``(b, s)`` and target tokens ``(b, t)`` to logits of the next target tokens ``(b, t, v)``.
 
-    The encoder sees the whole source. The decoder is causal, and looks up a source that each of its layers has compressed once;
+    The encoder sees the whole source. The decoder is causal, and each of its layers compresses the source once, for all targets;
     with ``cross_attention="full"`` it sees every position of the source, at a cost of s times t.
 
     Args:
@@ -97,7 +97,7 @@ class LinformerEncDec(nn.Module):
 
         Args:
             src: ``(b, s)``.
-            tgt: ``(b, t)``, what the decoder has read: the target, one place to the right.
+            tgt: ``(b, t)``, the input of the decoder: the target shifted right by one position.
             src_mask: ``(b, s)``, True where the source is real.
             tgt_mask: ``(b, t)``, True where the target is real.
         """
@@ -117,7 +117,7 @@ class LinformerEncDec(nn.Module):
         mask: Tensor | None = None,
         **options: Unpack[Generation],
     ) -> Tensor:
-        """Continue the target ``prompt`` ``(b, t)``, at first the start token alone, for the source; see :meth:`LinformerLM.generate`."""
+        """Continue the target ``prompt`` ``(b, t)``, usually the start token alone, for the source; see :meth:`LinformerLM.generate`."""
         memory = self._encode_quietly(src, src_mask)
         return self.decoder.generate(prompt, max_new_tokens, mask=mask, memory=memory, **options)
 
@@ -131,7 +131,7 @@ class LinformerEncDec(nn.Module):
         mask: Tensor | None = None,
         **options: Unpack[Generation],
     ) -> Iterator[Tensor]:
-        """:meth:`generate`, yielding the tokens ``(b,)`` as they come."""
+        """:meth:`generate`, yielding the tokens ``(b,)`` as they are generated."""
         memory = self._encode_quietly(src, src_mask)
         return self.decoder.stream(prompt, max_new_tokens, mask=mask, memory=memory, **options)
 
@@ -142,7 +142,7 @@ class LinformerEncDec(nn.Module):
 
 
 def side_options(side: str, given: dict[str, Any], allowed: Sequence[str]) -> dict[str, Any]:
-    """The options of one side: those without a prefix, and over them those with its own."""
+    """The options of one side: those without a prefix, overridden by those with its own prefix."""
     both = {name: value for name, value in given.items() if name in allowed}
     own = {
         name.removeprefix(f"{side}_"): value

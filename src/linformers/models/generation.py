@@ -1,4 +1,4 @@
-"""Choosing tokens one after the other: greedy, sampled, or by beams; whatever the model is.
+"""Generate tokens one after the other with any model: greedy, sampled, or by beam search.
 
 Axes: b batch, w beams, v tokens of the vocabulary.
 """
@@ -23,13 +23,13 @@ class Generation(TypedDict, total=False):
 
     Attributes:
         temperature: divides the logits before a token is drawn; 0, the default, takes the likeliest.
-        top_k: draw from this many likeliest tokens only.
+        top_k: draw from the ``top_k`` likeliest tokens only.
         top_p: draw from the fewest tokens whose probabilities add up to this.
-        num_beams: keep this many continuations and return the likeliest; does not go with drawing or streaming.
-        length_penalty: beams are ranked by their log probability over their length to this power.
-        eos_token: a row ends with it.
+        num_beams: keep this many continuations and return the likeliest; not with sampling or streaming.
+        length_penalty: beams are ranked by their log probability divided by their length to this power.
+        eos_token: ends a row.
         pad_token: what follows in a row that has ended; the end token by default.
-        seed: for drawing.
+        seed: for sampling.
     """
 
     temperature: float
@@ -46,16 +46,16 @@ def generate(start: Start, step: Step, prompt: Tensor, max_new_tokens: int, **op
     """Continue a prompt.
 
     Args:
-        start: reads the prompt; returns the logits of the next token, ``(b, v)``, and the state behind it.
-        step: takes the chosen tokens ``(b,)``, the state, and which rows go on; returns the next logits.
-        prompt: ``(b, n)``; the continuation is put behind it.
+        start: reads the prompt; returns the logits of the next token, ``(b, v)``, and the state after it.
+        step: takes the chosen tokens ``(b,)``, the state, and which rows continue; returns the next logits.
+        prompt: ``(b, n)``; the continuation is appended to it.
         max_new_tokens: how many to add at most; fewer if all rows end before.
 
     Returns:
         ``(b, n + new)``.
 
     Raises:
-        ValueError: for options without a meaning.
+        ValueError: for values that are not allowed.
     """
     if options.get("num_beams", 1) > 1:
         check_options(max_new_tokens, options)
@@ -64,7 +64,7 @@ def generate(start: Start, step: Step, prompt: Tensor, max_new_tokens: int, **op
 
 
 def stream(start: Start, step: Step, max_new_tokens: int, **options: Unpack[Generation]) -> Iterator[Tensor]:
-    """:func:`generate`, yielding the tokens ``(b,)`` as they come; not by beams."""
+    """:func:`generate`, yielding the tokens ``(b,)`` as they are generated; not with beam search."""
     check_options(max_new_tokens, options)
     if options.get("num_beams", 1) > 1:
         raise ValueError(f"num_beams={options['num_beams']} cannot be streamed: the best beam is known at the end")
@@ -73,9 +73,9 @@ def stream(start: Start, step: Step, max_new_tokens: int, **options: Unpack[Gene
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model that is in training mode into eval mode, and afterwards each of its modules back.
+    """Put a model that is in training mode into eval mode, and restore the mode of each module afterwards.
 
-    One in eval mode is left alone, also if some of its modules are not: to draw with dropout is then what was asked for.
+    A model in eval mode is left alone, even if some of its modules are not: sampling with dropout is then intended.
     """
     training = [module for module in model.modules() if module.training] if model.training else []
     for module in training:
@@ -88,7 +88,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def check_options(max_new_tokens: int, options: Generation) -> None:
-    """Raise a ValueError for options without a meaning."""
+    """Raise a ValueError for values that are not allowed."""
     beams, temperature = options.get("num_beams", 1), options.get("temperature", 0.0)
     top_k, top_p = options.get("top_k"), options.get("top_p")
     unknown = set(options) - set(Generation.__annotations__)
@@ -138,7 +138,7 @@ def special_tokens(options: Generation, vocabulary: int) -> tuple[int | None, in
 
 
 def choose(logits: Tensor, options: Generation, random: torch.Generator | None = None) -> Tensor:
-    """One token a row from ``(b, v)``: the likeliest, or drawn."""
+    """One token a row from ``(b, v)``: the likeliest, or a sampled one."""
     temperature, top_k, top_p = options.get("temperature", 0.0), options.get("top_k"), options.get("top_p")
     if temperature == 0:
         return logits.argmax(-1)
@@ -148,7 +148,7 @@ def choose(logits: Tensor, options: Generation, random: torch.Generator | None =
     if top_p is not None:
         ordered, order = logits.sort(descending=True)
         share = ordered.softmax(-1)
-        beyond = share.cumsum(-1) - share >= top_p  # the first token beyond the mass is still in
+        beyond = share.cumsum(-1) - share >= top_p  # the token that crosses top_p is kept
         logits = logits.masked_fill(beyond.gather(-1, order.argsort(-1)), -torch.inf)
     return torch.multinomial(logits.softmax(-1), 1, generator=random).squeeze(-1)
 
@@ -164,7 +164,7 @@ def _beam_search(start: Start, step: Step, prompt: Tensor, count: int, options: 
     first = torch.arange(b, device=device).repeat_interleave(beams)
     state.reorder(first)
     logits = logits[first]
-    # All beams of a row begin alike: only the first may win the first round.
+    # All beams of a row start equal: only the first may be chosen in the first step.
     score = torch.full((b, beams), -torch.inf, device=device)
     score[:, 0] = 0.0
     length = torch.zeros(b, beams, device=device)
@@ -173,7 +173,7 @@ def _beam_search(start: Start, step: Step, prompt: Tensor, count: int, options: 
     filler = eos if pad is None else pad
     for i in range(count):
         total = score[..., None] + logits.float().log_softmax(-1).view(b, beams, v)
-        if filler is not None:  # an ended beam goes on as itself, with a filler
+        if filler is not None:  # an ended beam continues with a filler at no cost
             ended = torch.full_like(total, -torch.inf)
             ended[..., filler] = score
             total = torch.where(going[..., None], total, ended)

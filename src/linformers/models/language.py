@@ -28,7 +28,7 @@ class LinformerLM(nn.Module):
         dim_k: slots.
         emb_dim: channels of the embedding; None means ``channels``.
         return_emb: return features ``(b, n, emb_dim)`` instead of logits.
-        tie_weights: let the output share the embedding's matrix.
+        tie_weights: use the matrix of the embedding for the output.
         positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
         dropout_tokens: on the embedded tokens.
         options: those of :class:`Linformer`; the text models use ``norm="pre"`` and ``local_kernel=5`` by default. With
@@ -70,10 +70,10 @@ class LinformerLM(nn.Module):
         Args:
             tokens: ``(b, n)``.
             mask: ``(b, n)``, True where a token is real.
-            context: ``(b, s, context_channels)``, what a model with ``context_size`` reads beside the tokens: an encoder's output.
+            context: ``(b, s, context_channels)``, the context of a model with ``context_size``: an encoder's output.
             context_mask: ``(b, s)``, True where the context is real.
-            memory: what :meth:`memory` made of a context, instead of it.
-            state: filled so that :meth:`step` can go on from here.
+            memory: the result of :meth:`memory`, instead of a context.
+            state: filled so that :meth:`step` can continue from here.
             need_weights: also return the attention weights of each layer.
         """
         memory = self._memory(memory, context, context_mask)
@@ -82,10 +82,10 @@ class LinformerLM(nn.Module):
         return (self.logits(x), *weights) if need_weights else self.logits(x)
 
     def logits(self, x: Tensor) -> Tensor:
-        """Features ``(..., emb_dim)`` to logits ``(..., num_tokens)``, or themselves with ``return_emb``."""
+        """Features ``(..., emb_dim)`` to logits ``(..., num_tokens)``; with ``return_emb`` the features themselves."""
         if self.to_logits is not None:
             return self.to_logits(x)
-        if self.tied:  # the embedding has unit variance; without the factor the logits would begin far too large
+        if self.tied:  # the embedding has unit variance; without the factor, initial logits would be far too large
             return F.linear(x * self.body.emb_dim**-0.5, self.body.token_emb.weight)
         return x
 
@@ -96,7 +96,7 @@ class LinformerLM(nn.Module):
     def _memory(
         self, memory: Sequence[Memory] | None, context: Tensor | None, mask: Tensor | None
     ) -> Sequence[Memory] | None:
-        """The memory that was given, or that of the context that was."""
+        """The given memory, or the memory of the given context."""
         if context is None:
             if mask is not None:
                 raise ValueError("context_mask has no meaning without context; give both")
@@ -132,9 +132,9 @@ class LinformerLM(nn.Module):
             prompt: ``(b, n)``; rows of different lengths are padded on either side.
             max_new_tokens: how many to add at most; fewer if all rows end before.
             mask: ``(b, n)``, True where the prompt is real.
-            context: ``(b, s, context_channels)``, what a model with ``context_size`` reads beside the prompt.
+            context: ``(b, s, context_channels)``, the context of a model with ``context_size``.
             context_mask: ``(b, s)``, True where the context is real.
-            memory: what :meth:`memory` made of a context, instead of it.
+            memory: the result of :meth:`memory`, instead of a context.
             options: how to choose; see :class:`linformers.models.generation.Generation`.
 
         Returns:
@@ -154,12 +154,12 @@ class LinformerLM(nn.Module):
         memory: Sequence[Memory] | None = None,
         **options: Unpack[Generation],
     ) -> Iterator[Tensor]:
-        """:meth:`generate`, yielding the tokens ``(b,)`` as they come."""
+        """:meth:`generate`, yielding the tokens ``(b,)`` as they are generated."""
         start = self._start(prompt, mask, memory, context, context_mask, max_new_tokens)
         return stream(start, self._next, max_new_tokens, **options)
 
     def _next(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
-        """:meth:`step` in eval mode, with tokens that need no check: the model has just chosen them."""
+        """:meth:`step` in eval mode, without checking the tokens, which the model itself has chosen."""
         with evaluating(self):
             return self.logits(self.body.run_step(self.body.token_emb(tokens), state, keep))
 
@@ -172,7 +172,7 @@ class LinformerLM(nn.Module):
         context_mask: Tensor | None,
         count: int,
     ) -> Start:
-        """Check everything now, and read the prompt when asked to."""
+        """Check the arguments, and return a function that reads the prompt."""
         if not self.body.linformer.causal:
             raise ValueError("only a causal model can generate; build it with causal=True")
         if self.return_emb:
@@ -185,7 +185,7 @@ class LinformerLM(nn.Module):
         # From the first real token to the last, with any holes between them.
         lengths = (prompt.shape[1] - real.flip(1).int().argmax(1) - real.int().argmax(1)).tolist()
         length, room = max(lengths, default=1), self.body.input_size
-        if length + count - 1 > room:  # the last token is given, but not read
+        if room is not None and length + count - 1 > room:  # the last token is returned, but not read
             raise ValueError(
                 f"a prompt of {length} and {count} new tokens need more than the {room} positions this model was built for; "
                 f"ask for at most {room - length + 1}, or build it with a larger input_size"

@@ -1,4 +1,4 @@
-"""The one list of options: what a stack can be, with its defaults, its checks, and the fronts that take it.
+"""The list of all options: their defaults, their checks, and the fronts that take them.
 
 A new option is a field here, the place that uses it, and its documentation: :class:`Shared` is inherited by the stacks, by the Hugging
 Face configuration and by the settings of training; :class:`StackOptions` by the stacks and the text models alone.
@@ -44,20 +44,29 @@ class Shared:
     block_size: int | None = None
     local_kernel: int = 0
     local_window: int = 0
+    open_slots: int = 0
+    open_reach: int | None = None
     norm: str = "post"
     gated: bool = False
 
     def shared(self) -> dict[str, Any]:
-        """The values of these options, to be handed to another front."""
+        """The values of these options, to pass to another front."""
         return {field.name: getattr(self, field.name) for field in fields(Shared)}
 
     def check_shared(self) -> None:
-        """Raise a ValueError for values without a meaning."""
+        """Raise a ValueError for values that are not allowed."""
         for field in fields(Shared):
             if field.name in CHOICES and isinstance(value := getattr(self, field.name), str):
                 one_of(field.name, value, CHOICES[field.name])
-        not_negative(local_kernel=self.local_kernel, local_window=self.local_window)
-        at_least_one(block_size=self.block_size)
+        not_negative(local_kernel=self.local_kernel, local_window=self.local_window, open_slots=self.open_slots)
+        at_least_one(block_size=self.block_size, open_reach=self.open_reach)
+        if self.open_slots and isinstance(self.method, str) and self.method != "mean":
+            raise ValueError(
+                f"open_slots={self.open_slots} opens the means of segments, and method={self.method!r} makes other slots; "
+                "use method='mean'"
+            )
+        if self.open_reach is not None and not self.open_slots:
+            raise ValueError(f"open_reach={self.open_reach} has no meaning without open_slots")
 
 
 def unset(cls: type[Options]) -> type[Options]:
@@ -74,7 +83,7 @@ def unset(cls: type[Options]) -> type[Options]:
 class StackOptions(Shared):
     """Everything that :class:`linformers.Linformer` takes; documented there."""
 
-    input_size: int
+    input_size: int | None
     channels: int
     dim_k: int | Sequence[int]
     _: KW_ONLY
@@ -143,7 +152,7 @@ class StackOptions(Shared):
 
     @property
     def kind(self) -> str:
-        """``attention``, under its own name."""
+        """The kind of attention, with ``full_attention`` resolved."""
         return "full" if self.full_attention else self.attention
 
     @property
@@ -154,9 +163,19 @@ class StackOptions(Shared):
         return "linformer" if self.kind == "linformer" else "full"
 
     def _contradictions(self) -> list[tuple[object, str]]:
-        """Options that do not go together, each with what to do."""
+        """Conditions under which options contradict each other, each with its error message."""
         own_method = not isinstance(self.method, str)
+        content = self.kind == "linformer" and (isinstance(self.method, str) and self.method == "content")
         return [
+            (
+                self.input_size is None and not content,
+                "input_size=None, for inputs of any length, needs attention='linformer' and method='content'; say the longest input",
+            ),
+            (
+                content and self.parameter_sharing == "layerwise" and self.ff_intermediate not in (None, self.channels),
+                f"method='content' with parameter_sharing='layerwise' needs one width throughout, got channels={self.channels} and "
+                f"ff_intermediate={self.ff_intermediate}; use parameter_sharing='kv'",
+            ),
             (
                 self.full_attention and self.attention not in ("linformer", "full"),
                 f"full_attention=True contradicts attention={self.attention!r}; give one of them",
@@ -189,6 +208,10 @@ class StackOptions(Shared):
             (
                 self.block_size is not None and not self.causal,
                 f"block_size={self.block_size} is for causal=True; encoders take local_window",
+            ),
+            (
+                self.open_slots and "linformer" not in (self.kind, self.cross_kind if self.context_size else ""),
+                f"open_slots={self.open_slots} has no meaning with attention={self.kind!r}, which has no slots",
             ),
             (self.reversible and self.norm != "pre", f"reversible=True needs norm='pre', got norm={self.norm!r}"),
             (
@@ -282,14 +305,14 @@ class ClassifierOptions(TokenOptions, _Classes):
 
 
 def arguments(options: object, kind: type) -> dict[str, Any]:
-    """Those of ``options`` that ``kind``, a class of options, has too: arguments of what takes it."""
+    """The values in ``options`` of all fields that ``kind``, another class of options, has, as keyword arguments."""
     return {field.name: getattr(options, field.name) for field in fields(kind)}
 
 
 def takes(
     options: Callable[P, Options],
 ) -> Callable[[Callable[[Model, Options], None]], Callable[Concatenate[Model, P], None]]:
-    """Let a constructor that wants ``options`` as one object take them as arguments, with their names and defaults."""
+    """Let a constructor that expects one ``options`` object take them as arguments, with their names and defaults."""
     signature = inspect.signature(options)
 
     def decorate(init: Callable[[Model, Options], None]) -> Callable[Concatenate[Model, P], None]:

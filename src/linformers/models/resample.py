@@ -1,4 +1,4 @@
-"""Another maximum length or another number of slots for weights that have been trained already."""
+"""Change the maximum length or the number of slots of trained weights."""
 
 from collections.abc import Callable
 
@@ -6,18 +6,18 @@ from torch import nn
 
 
 def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> nn.Module:
-    """Give the trained projections in ``module`` another maximum length or another number of slots, in place.
+    """Change the maximum length or the number of slots of the trained projections in ``module``, in place.
 
-    What it keeps:
+    What stays the same:
 
     - Another ``max_len`` stretches each column of E and F over the new length and keeps its sum, so that a sequence
       stretched in the same way gives the same slots, as nearly as E is smooth. (A random E is not.)
     - Another ``k`` takes the first columns, or repeats them in turn. At a multiple of the old k the outputs are exactly
-      the same but for ``noise``, which is there so that training can tell the copies apart. (Where slots share a softmax
-      with exact keys, in causal layers and with a window, more copies do weigh more.)
+      the same but for ``noise``, without which training would keep the copies equal. (Where slots share a softmax
+      with exact keys, in causal layers and with a window, more copies get more weight.)
     - ``convolution`` stretches its kernel to the new segments; ``mean`` and ``max`` have nothing to stretch.
-    - A causal layer keeps its blocks: a longer one just has more of them, and old inputs give the old outputs exactly.
-    - Learned positions are stretched, other positions need nothing.
+    - A causal layer keeps its block size: a longer one has more blocks, and old inputs give the old outputs exactly.
+    - Learned positions are stretched, other positions need no change.
 
     Args:
         module: a projection, or anything that owns some: a layer or a whole model.
@@ -26,7 +26,7 @@ def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = N
         noise: its standard deviation, as a share of that of the matrix.
 
     Raises:
-        ValueError: if there is nothing to resample in ``module``, or it cannot be.
+        ValueError: if ``module`` owns no projection, or one that cannot be resampled.
     """
     done: set[int] = set()
 

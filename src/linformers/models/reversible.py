@@ -1,7 +1,7 @@
 """A residual stack whose activations are recomputed from its output instead of kept (Gomez et al. 2017).
 
-Two streams a and b take turns: a branch f turns (a, b) into (b, a + f(b)), and a can be had back by subtraction. So the memory of
-a training step does not grow with the depth.
+Two halves of the residual, a and b, take turns: a branch f maps (a, b) to (b, a + f(b)), and a is recovered by subtraction. So the memory
+of a training step does not grow with the depth.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ Branch = Callable[[Tensor], Tensor]
 def run_reversible(
     x: Tensor, branches: Sequence[Branch], tensors: Sequence[Tensor] = (), recompute: bool = True
 ) -> Tensor:
-    """Send ``x`` through residual ``branches``, two streams taking turns, and average the streams.
+    """Run ``x`` through residual ``branches``, with the two halves taking turns, and average the halves.
 
     Args:
         x: any shape; every branch keeps it.
-        branches: functions of one tensor, deterministic but for the random state of torch.
-        tensors: everything else that the branches depend on and that may want a gradient.
-        recompute: give the activations up and compute them again in the backward pass.
+        branches: functions of one tensor, deterministic for a given random state of torch.
+        tensors: everything else that the branches depend on and that may need a gradient.
+        recompute: recompute the activations in the backward pass instead of keeping them.
     """
     wanted = [t for t in tensors if t.requires_grad]
     if recompute and (wanted or x.requires_grad) and not torch.compiler.is_compiling():
@@ -44,7 +44,7 @@ class _Reversible(torch.autograd.Function):
         for branch in branches:
             ctx.random.append(_random_state(x))
             a, b = b, a + branch(b)
-        if len(branches) < 2:  # an output that is the input itself would be marked as such
+        if len(branches) < 2:  # autograd would treat an output that is the input itself specially
             a = a.clone()
         ctx.save_for_backward(a, b, *parameters)
         return a, b
@@ -83,7 +83,7 @@ def _random_state(x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 class _Restored:
-    """Run with an earlier random state, and put the present one back."""
+    """Run with an earlier random state, and restore the present one."""
 
     def __init__(self, state: tuple[Tensor, Tensor | None], x: Tensor) -> None:
         self.state, self.device = state, x.device

@@ -23,6 +23,7 @@ from linformers.notice import one_notice
 from linformers.ops.blocks import block_sizes
 from linformers.ops.masks import align_left, blank, check_mask, has_holes, readable, take
 from linformers.projections.base import Projection
+from linformers.projections.content import Content
 from linformers.watch import is_watched
 
 
@@ -30,7 +31,7 @@ class Linformer(nn.Module):
     """A stack of Linformer layers: ``(b, n, channels)`` to ``(b, n, channels)`` in time and memory linear in n.
 
     Args:
-        input_size: the longest input. Shorter ones need no padding.
+        input_size: the longest input. Shorter ones need no padding. None for any length, with ``method="content"``.
         channels: of inputs and outputs.
         dim_k: the number of slots k, or one number for each layer.
 
@@ -39,21 +40,24 @@ class Linformer(nn.Module):
         nhead: attention heads.
         depth: layers.
         one_kv_head: let all heads share one key/value head.
-        kv_heads: or this many; divides ``nhead``.
-        w_o_intermediate_dim: put a second linear map, with this many hidden channels, at the output of attention.
+        kv_heads: the number of key/value heads; divides ``nhead``.
+        w_o_intermediate_dim: insert a second linear map, with this many hidden channels, at the output of attention.
         ff_intermediate: channels between the layers, if not ``channels``.
         qkv_bias: whether queries, keys and values have a bias.
 
         attention: ``"linformer"``; ``"full"``, the O(n²) baseline; ``"local"``, exact neighbours without slots; ``"none"``,
             no attention at all.
         full_attention: another name for ``attention="full"``.
-        parameter_sharing: which projections are one: ``"none"``, ``"headwise"``, ``"kv"`` or ``"layerwise"``.
-        k_reduce_by_layer: each layer has this many slots less than the one before.
+        parameter_sharing: which projections are shared: ``"none"``, ``"headwise"``, ``"kv"`` or ``"layerwise"``.
+        k_reduce_by_layer: each layer has this many fewer slots than the previous one.
         method: how positions are projected; see :func:`linformers.make_projection`.
-        start: ``"random"`` or ``"segments"``, how learned projections begin.
-        local_window: also see the exact keys of the own and the neighbouring blocks of this many positions; 0 for none.
+        start: initial values of learned projections, ``"random"`` or ``"segments"``.
+        local_window: also see the exact keys of the query's own and the neighbouring blocks of this many positions; 0 for none.
+        open_slots: each query replaces this many of its best slots by the exact keys they stand for; with ``method="mean"``, whose
+            slots are then weighted by their number of tokens. With 0 they are not, so that 0 is not the limit of few opened slots.
+        open_reach: for causal stacks, how many positions back slots can be opened, and whose exact keys decoding keeps; None for all.
         causal: no output depends on a later input; see :mod:`linformers.nn.state`.
-        block_size: positions of a block of a causal stack; None picks one.
+        block_size: positions of a block of a causal stack; None chooses one.
 
         local_kernel: width of a depthwise convolution before attention; 0 for none.
         include_ff: whether there are feed-forward layers.
@@ -66,7 +70,7 @@ class Linformer(nn.Module):
         dropout: on the attention weights and on the output of attention.
         dropout_ff: in the feed-forward layers.
         checkpoint_level: ``"C0"`` keeps all activations for the backward pass, ``"C1"`` recomputes each branch of a layer,
-            its feed-forward part in pieces of rows; ``"C2"`` also each head, and attention in pieces.
+            the feed-forward layer in chunks of rows; ``"C2"`` also each head, and attention in chunks.
         reversible: recompute each layer's input from its output.
         context_size: add cross-attention to a context of at most this length (a decoder).
         context_channels: channels of that context; None means ``channels``.
@@ -105,15 +109,15 @@ class Linformer(nn.Module):
         need_weights: bool = False,
         trace: Trace | None = None,
     ) -> Any:
-        """Run the stack.
+        """Run the stack on whole sequences.
 
         Args:
             x: ``(b, n, channels)``.
-            mask: ``(b, n)``, True where a token is real. What is masked has no influence; what comes out there means nothing.
-            memory: what :meth:`memory` made of a context, if the stack has cross-attention.
-            state: an empty state from :meth:`new_state`, to be filled so that :meth:`step` can go on from here.
+            mask: ``(b, n)``, True where a token is real. Masked positions have no influence; the output there is undefined.
+            memory: the result of :meth:`memory` for a context, if the stack has cross-attention.
+            state: an empty state from :meth:`new_state`, filled so that :meth:`step` can continue from here.
             need_weights: also return the attention weights.
-            trace: filled with what it asks for.
+            trace: filled with the weights and hidden states that it requests.
 
         Returns:
             ``(b, n, channels)``; with ``need_weights`` also a list with the weights of each layer, ``(b, h, n, k)``.
@@ -141,7 +145,7 @@ class Linformer(nn.Module):
             for i, made in enumerate(memory or []):
                 state.layers[i].memory, state.source = made, None
         if keep is not None and self.causal and readable(keep) and not has_holes(keep):
-            keep = None  # nothing real looks at what comes after it
+            keep = None  # no real token sees a later one
         run = Pass(
             keep=keep,
             projection=self.projection,
@@ -150,7 +154,7 @@ class Linformer(nn.Module):
             state=state,
             trace=trace,
         )
-        # What has side effects must not be run again in the backward pass.
+        # A pass with side effects must not be run again in the backward pass.
         recompute = torch.is_grad_enabled() and state is None and not trace.need_weights
         x = self._see_first(x, trace)
         if self.reversible:
@@ -167,10 +171,11 @@ class Linformer(nn.Module):
     def _run_reversible(
         self, x: Tensor, run: Pass, recompute: bool, states: Sequence[LayerState] | None = None
     ) -> Tensor:
-        """Send ``x`` through all branches in turn; with ``states``, as a step of decoding."""
-        # What made the memory gets its gradients through the memory, from whoever called us.
+        """Run ``x`` through all branches; with ``states``, as a step of decoding."""
+        # Parameters that made the memory get their gradients through it, from autograd outside this function.
         made = ("cross.k_proj.", "cross.v_proj.", "cross.projection.")
         tensors: list[Tensor] = [t for m in run.memories or () for t in (m.keys, m.values)]
+        tensors += [t for m in run.memories or () if m.exact is not None for t in m.exact[:2]]
         tensors += [p for layer in self._each() for n, p in layer.named_parameters() if not n.startswith(made)]
         if self.projection is not None:
             tensors += self.projection.parameters()
@@ -188,7 +193,7 @@ class Linformer(nn.Module):
         return run_reversible(x, branches, tensors, recompute)
 
     def _see_first(self, x: Tensor, trace: Trace) -> Tensor:
-        """Record the input of the first layer, if hidden states are asked for."""
+        """Record the input of the first layer, if hidden states are requested."""
         if trace.need_hidden and self.reversible:
             raise ValueError("a reversible stack keeps no hidden states; build it with reversible=False to see them")
         return trace.see(x)
@@ -234,10 +239,10 @@ class Linformer(nn.Module):
         return DecodingState(layers, torch.zeros(batch, dtype=torch.long, device=like.device))
 
     def step(self, x: Tensor, state: DecodingState, keep: Tensor | None = None, trace: Trace | None = None) -> Tensor:
-        """Take one token a row, ``(b, 1, channels)``, and give its output; ``keep`` ``(b,)`` is False for rows that pause."""
+        """Read one token a row, ``(b, 1, channels)``, and return its output; ``keep`` ``(b,)`` is False for rows that pause."""
         trace = trace or Trace(need_weights=False, need_hidden=False)
         going = state.length if keep is None else state.length[keep]
-        if len(going) and int(going.max()) >= self.input_size:
+        if self.input_size is not None and len(going) and int(going.max()) >= self.input_size:
             raise ValueError(
                 f"got a token past position {self.input_size}, the longest this model was built for; build it with a larger "
                 "input_size, or start a new state from the last part of the text"
@@ -265,19 +270,20 @@ class Linformer(nn.Module):
         owned = [p for p in (self.projection, *(a.projection for a in attentions)) if p is not None]
         if len({attention.slots for attention in attentions}) > 1 and k is not None:
             raise ValueError(f"the layers have different numbers of slots; k={k} would make them equal")
-        slots = k
-        if self.causal and attentions:
+        slots, content = k, any(isinstance(projection, Content) for projection in owned)
+        if self.causal and attentions and not content and length is not None:
             block = attentions[0].block
             slots = None if k is None else block_sizes(length, k, block)[1]
         for projection in owned:
             projection.resample_(None if self.causal else max_len, slots, noise)
         for attention in attentions:
             attention.slots = slots or attention.slots
-            attention.k = attention.slots * length // attention.block if self.causal else attention.slots
+            in_blocks = self.causal and not content and length is not None
+            attention.k = attention.slots * length // attention.block if in_blocks else attention.slots  # type: ignore[operator]
         self.input_size = length
 
     def parts(self) -> Parts:
-        """What :mod:`linformers.models.chunks` runs."""
+        """The parts that :mod:`linformers.models.chunks` runs."""
         return Parts([*self._each()], self.projection, self.norm, self.head_dim if self.rotary else 0)
 
     def obstacle_to_chunks(self) -> str | None:
@@ -289,6 +295,10 @@ class Linformer(nn.Module):
             (self.reversible, "reversible=True runs two streams of rows"),
             (self.attention in ("full", "local"), f"attention={self.attention!r} needs exact keys"),
             (attention is not None and attention.block > 0, "local_window needs exact keys of neighbouring blocks"),
+            (
+                attention is not None and attention.opens is not None,
+                "open_slots needs exact keys of the whole sequence",
+            ),
             (self.context_size is not None, "it has cross-attention (context_size)"),
             (
                 any(is_watched(module) for module in self.modules() if isinstance(module, Projection)),
@@ -300,7 +310,7 @@ class Linformer(nn.Module):
         return None
 
     def _goes_in_chunks(self, x: Tensor, trace: Trace) -> bool:
-        """Whether running in chunks gives the same and is faster: long inputs, without gradients, where no hook looks inside."""
+        """Whether running in chunks gives the same and is faster: for long inputs, without gradients and without hooks."""
         if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.training or not len(x):
             return False
         if trace.need_weights or trace.need_hidden or x.shape[1] < 2 * self.parts().chunk_length(len(x)):
@@ -315,12 +325,12 @@ class Linformer(nn.Module):
         check_mask(mask, tuple(x.shape[:2]))
 
     def check_length(self, length: int) -> None:
-        """Raise a ValueError for an empty input or one that is too long; an export states its bounds itself."""
+        """Raise a ValueError for an empty input or one that is too long; an export declares its own bounds."""
         if torch.compiler.is_exporting():
             return
         if length < 1:
             raise ValueError("got an empty sequence (length 0); give at least one position")
-        if length > self.input_size:
+        if self.input_size is not None and length > self.input_size:
             raise ValueError(
                 f"got a sequence of {length}, but the model was built for at most input_size={self.input_size}; "
                 "build it longer, shorten the input, or use linformers.in_windows"

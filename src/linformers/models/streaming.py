@@ -25,7 +25,7 @@ def stream(
     out: Rows | None = None,
     length: int | None = None,
 ) -> Rows:
-    """Run an encoder stack in chunks; the numbers are those of ``model(x, mask)``.
+    """Run an encoder stack in chunks; the output equals that of ``model(x, mask)``.
 
     Hooks on the modules of its layers see one chunk at a time.
 
@@ -34,16 +34,16 @@ def stream(
         x: ``(b, n, channels)``: a tensor; a numpy array, for example a memory-mapped file; or an iterator of tensors
             ``(b, c, channels)``, the sequence in order.
         mask: ``(b, n)``, True where a token is real.
-        chunk: positions of a chunk; None picks a good size.
+        chunk: positions of a chunk; None chooses a good size.
         out: where to write, ``(b, n, channels)``: a tensor, or a numpy array, for example a memory-mapped file; not ``x`` itself.
-            Rows wait there between the layers too, in its type. (numpy has no bfloat16: take float32.)
+            Rows are also stored there between the layers, in its dtype. (numpy has no bfloat16: use float32.)
         length: n, if ``x`` is an iterator and there is no ``out``.
 
     Returns:
         ``out``, or a new tensor.
 
     Raises:
-        ValueError: for a model whose layers do not work in chunks, and for sizes that do not fit.
+        ValueError: for a model that cannot run in chunks, and for shapes that do not agree.
 
     Example:
         >>> import torch

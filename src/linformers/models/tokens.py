@@ -1,4 +1,4 @@
-"""``TokenStack``: tokens to features.
+"""``TokenStack``: token ids to features.
 
 Axes: b batch, n positions, ch channels.
 Masks: True where a token is real.
@@ -26,7 +26,7 @@ class TokenStack(nn.Module):
 
     Args:
         num_tokens: size of the vocabulary.
-        input_size: the longest input.
+        input_size: the longest input; None for any length, with ``method="content"`` and positions that are not learned.
         channels: of the stack.
         dim_k: slots.
         emb_dim: channels of the embedding and of the features; None means ``channels``.
@@ -45,6 +45,8 @@ class TokenStack(nn.Module):
         if options.positions == "sinusoidal":
             self.pos_emb = SinusoidalPositions(self.emb_dim)
         elif options.positions == "learned":
+            if options.input_size is None:
+                raise ValueError("positions='learned' needs a longest input; say input_size, or use other positions")
             self.pos_emb = nn.Embedding(options.input_size, self.emb_dim)
         self.dropout_tokens = Dropout(options.dropout_tokens)
         self.linformer = Linformer(**arguments(options, StackOptions))
@@ -75,11 +77,11 @@ class TokenStack(nn.Module):
         state: DecodingState | None = None,
         trace: Trace | None = None,
     ) -> Tensor:
-        """:meth:`forward` from embedded tokens ``(b, n, emb_dim)`` on, whoever embedded them."""
+        """:meth:`forward` for tokens that are embedded already, ``(b, n, emb_dim)``."""
         check_mask(mask, tuple(embedded.shape[:2]))
         self.linformer.check_length(embedded.shape[1])
         undo = None
-        if mask is not None and self.linformer.causal:  # so that positions, too, count from the first real token
+        if mask is not None and self.linformer.causal:  # so that positions too count from the first real token
             embedded, mask, undo = align_left(embedded, mask)
         if trace is not None and undo is not None:
             trace.moves.append(undo)
@@ -102,13 +104,15 @@ class TokenStack(nn.Module):
     def run_step(
         self, embedded: Tensor, state: DecodingState, keep: Tensor | None = None, trace: Trace | None = None
     ) -> Tensor:
-        """:meth:`step` from an embedded token a row, ``(b, emb_dim)``."""
-        positions = state.length.clamp(max=self.input_size - 1)  # of a paused row, it does not matter
+        """:meth:`step` for one embedded token a row, ``(b, emb_dim)``."""
+        positions = state.length
+        if self.input_size is not None:
+            positions = positions.clamp(max=self.input_size - 1)  # paused rows, whose output is not used
         x = self.linformer.step(self._place(embedded[:, None], positions[:, None]), state, keep, trace)[:, 0]
         return x if self.project_out is None else self.project_out(x)
 
     def _place(self, x: Tensor, positions: Tensor) -> Tensor:
-        """Add the positions, and map to the channels of the stack."""
+        """Add position embeddings, and map to the channels of the stack."""
         if self.pos_emb is not None:
             x = x + self.pos_emb(positions).to(x.dtype)
         x = self.dropout_tokens(x)
@@ -124,7 +128,7 @@ class TokenStack(nn.Module):
         self.input_size = self.linformer.input_size
 
     def check(self, tokens: Tensor, mask: Tensor | None) -> None:
-        """Raise a ValueError for ids and masks that cannot be right; the values of ids only where nothing is compiled."""
+        """Raise a ValueError for ids and masks of the wrong shape or type, and, unless a graph is recorded, for ids that are out of range."""
         if tokens.dim() != 2:
             raise ValueError(f"expected token ids of shape (batch, length), got {tuple(tokens.shape)}")
         check_mask(mask, tuple(tokens.shape))

@@ -1,4 +1,4 @@
-"""Inputs longer than a model's maximum: overlapping windows, and their outputs merged.
+"""Run inputs longer than a model's maximum in overlapping windows, and merge the outputs.
 
 Axes: b batch, n positions, w positions of a window.
 """
@@ -20,10 +20,10 @@ def in_windows(
     window: int,
     overlap: int | None = None,
 ) -> Tensor:
-    """Run ``model`` on windows of a long input, one after the other, and merge what comes out.
+    """Run ``model`` on windows of a long input, one after the other, and merge the outputs.
 
-    A token sees its own window only. Where windows overlap, their outputs are blended, each counting less towards its edge.
-    Outputs without a position axis (of a classifier) are averaged, each window counting by its real tokens.
+    A token sees its own window only. Where windows overlap, their outputs are averaged, with weights that fall towards the edges.
+    Outputs without a position axis (of a classifier) are averaged, each window weighted by its number of real tokens.
 
     Args:
         model: takes ``(b, w, ...)`` and a mask ``(b, w)`` or None, and gives ``(b, w, ...)``, or ``(b, c)`` for the whole window.

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from linformers.nn.core import (
     Attended,
+    Choice,
     How,
     Maps,
     attend_everything,
@@ -16,7 +17,7 @@ from linformers.nn.core import (
     look_up,
 )
 from linformers.nn.feedforward import Dropout
-from linformers.nn.memory import Memory, MemoryInChunks, make_memory
+from linformers.nn.memory import Memory, MemoryInChunks, Opens, make_memory, memory_of_heads, with_exact
 from linformers.nn.positions import Rotate
 from linformers.nn.state import CausalState
 from linformers.ops.heads import join_heads, to_heads
@@ -35,16 +36,17 @@ class Attention(nn.Module):
         head_dim: channels of a head.
         kv_heads: key/value heads; divides ``heads``.
         kind: ``"linformer"``, ``"full"`` or ``"local"`` (exact neighbours without slots).
-        projection: shortens keys and values; in a causal layer, those of one block. None if it is handed to ``forward``.
+        projection: shortens keys and values; in a causal layer, those of one block. None if it is passed to ``forward``.
         slots: how many of the projection's slots to use.
-        k: the slots of the longest input, if they are more than that: those of all its blocks.
-        block: in a causal layer the positions of a block; elsewhere those of a window block, or 0 for no window.
-        causal: whether a query sees nothing after itself.
+        k: the slots of the longest input, if it has more than ``slots``: those of all its blocks.
+        block: the positions of a block, in a causal layer or of a window; 0 for no window.
+        causal: whether a query sees no later position.
         dropout: on the attention weights and on the output.
-        out_hidden: put a second linear map with this many channels before the output.
+        out_hidden: insert a second linear map with this many channels before the output.
         bias: whether queries, keys and values have a bias.
-        context_channels: of keys and values, if they come from elsewhere.
-        by_head: recompute each head on its own in the backward pass.
+        context_channels: of the inputs of keys and values, in cross-attention.
+        by_head: recompute each head separately in the backward pass.
+        opens: how many slots each query opens; None for none.
     """
 
     def __init__(
@@ -65,12 +67,13 @@ class Attention(nn.Module):
         bias: bool = False,
         context_channels: int | None = None,
         by_head: bool = False,
+        opens: Opens | None = None,
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.kind, self.slots, self.block, self.causal = kind, slots, block, causal
         self.k = k or slots
-        self.dropout, self.by_head = dropout, by_head
+        self.dropout, self.by_head, self.opens = dropout, by_head, opens
         self.out_dropout = Dropout(dropout)
         context = context_channels or channels
         self.q_proj = nn.Linear(channels, heads * head_dim, bias=bias)
@@ -92,6 +95,7 @@ class Attention(nn.Module):
         length: Tensor | None = None,
         need_weights: bool = False,
         views: tuple[View, ...] = (),
+        choice: Choice | None = None,
     ) -> Attended:
         """Self-attention.
 
@@ -99,17 +103,18 @@ class Attention(nn.Module):
             x: ``(b, n, ch)``; in a causal layer every row begins with a real token.
             keep: ``(b, n)``, True where a token is real.
             projection: the stack's, used if the layer has none of its own.
-            rotate: turns queries and keys by their positions.
+            rotate: applies rotary positions to queries and keys.
             state: filled with what decoding needs after each row's first ``length`` tokens.
             need_weights: also return the weights.
-            views: how they are to be shown; see :func:`linformers.ops.views.seen_through`.
+            views: applied to the returned weights; see :func:`linformers.ops.views.seen_through`.
+            choice: the slots to open; filled by the first pass, and used if it is filled already.
 
         Returns:
             ``(b, n, ch)``, and the weights: ``(b, h, n, k)``, with a window or causal also the exact neighbours (see
             :func:`linformers.ops.blocks.attend_blocks_with_weights`), with full attention ``(b, h, n, n)``.
         """
         how = self._how(need_weights, views)
-        if self.kind == "linformer" and not self.block:
+        if self.kind == "linformer" and not self.block and self.opens is None:
             out, weights = attend_to_slots(
                 x,
                 Maps(self.q_proj, self.k_proj, self.v_proj, self.out_proj),
@@ -126,28 +131,43 @@ class Attention(nn.Module):
         if keep is not None:
             k, v = (blank(t, keep[:, None]) for t in (k, v))
         if state is not None and length is not None:
-            state.prefill(k, v, length, keep)
+            state.prefill(k, v, length, keep, x)
         if self.kind == "full":
             out, weights = attend_everything(q, k, v, keep=keep, causal=self.causal, how=how)
         else:
             found = self._projection(projection) if self.kind == "linformer" else None
             out, weights = attend_heads(
-                q, k, v, found, keep=keep, slots=self.slots, block=self.block, causal=self.causal, how=how
+                q,
+                k,
+                v,
+                found,
+                keep=keep,
+                slots=self.slots,
+                block=self.block,
+                causal=self.causal,
+                source=x,
+                opens=self.opens if self.kind == "linformer" else None,
+                how=how,
+                choice=choice,
             )
         return self._output(join_heads(out)), weights
 
     def memory(self, context: Tensor, keep: Tensor | None = None, projection: Projection | None = None) -> Memory:
         """Prepare a context ``(b, s, ch)`` with ``keep`` ``(b, s)`` for :meth:`look_up`; needed once for any number of queries."""
-        if self.kind == "linformer":
+        if self.kind == "linformer" and self.opens is None:
             maps, shortens = (self.k_proj, self.v_proj), self._projection(projection)
             return make_memory(context, context, *maps, shortens, heads=self.kv_heads, keep=keep, k=self.slots)
         k, v = (to_heads(to(context), self.kv_heads) for to in (self.k_proj, self.v_proj))
         if keep is not None:
             k, v = (blank(t, keep[:, None]) for t in (k, v))
+        if self.kind == "linformer" and self.opens is not None:
+            shortens = self._projection(projection)
+            memory = memory_of_heads(k, v, shortens, keep, self.slots, context)
+            return with_exact(memory, k, v, shortens, self.opens, keep=keep, k=self.slots)
         return Memory(k, v, keep)
 
     def memory_in_chunks(self, length: int, projection: Projection | None, rotary: bool = False) -> MemoryInChunks:
-        """What makes the memory of a whole sequence of ``length`` from chunks of it."""
+        """An object that makes the memory of a sequence of ``length`` positions from its chunks."""
         maps, shortens = (self.k_proj, self.v_proj), self._projection(projection)
         return MemoryInChunks(*maps, shortens, heads=self.kv_heads, length=length, k=self.slots, rotary=rotary)
 
@@ -159,10 +179,12 @@ class Attention(nn.Module):
         rotate: Rotate | None = None,
         need_weights: bool = False,
         views: tuple[View, ...] = (),
+        choice: Choice | None = None,
     ) -> Attended:
-        """Attention of ``x`` ``(b, n, ch)`` to a context, or to its own sequence as :meth:`memory_in_chunks` made it."""
+        """Attention of ``x`` ``(b, n, ch)`` to the memory of a context, or to that of its own sequence, made by :meth:`memory_in_chunks`."""
         q = to_heads(self.q_proj(x), self.heads)
-        out, weights = look_up(q if rotate is None else rotate(q), memory, None, self._how(need_weights, views))
+        q = q if rotate is None else rotate(q)
+        out, weights = look_up(q, memory, None, self._how(need_weights, views), choice)
         return self._output(join_heads(out)), weights
 
     def step(
@@ -173,31 +195,31 @@ class Attention(nn.Module):
         rotate: Rotate | None = None,
         keep: Tensor | None = None,
         need_weights: bool = False,
+        choice: Choice | None = None,
     ) -> Attended:
-        """One token a row, ``(b, 1, ch)``, after what ``state`` has seen; ``keep`` ``(b,)`` is False for rows that pause."""
+        """One decoding step: one token a row, ``(b, 1, ch)``, after the tokens in ``state``; ``keep`` ``(b,)`` is False for rows that pause."""
         q, k, v = self._heads(x, rotate)
-        state.append(k, v, keep)
+        state.append(k, v, keep, x)
         views = self._views_of_step(state) if need_weights else ()
-        out, weights = look_up(q, state.seen(), None, How(need_weights=need_weights, views=views))
+        out, weights = look_up(q, state.seen(), None, How(need_weights=need_weights, views=views), choice)
         return self._output(join_heads(out)), weights
 
     def _views_of_step(self, state: CausalState) -> tuple[View, ...]:
-        """The weights of a step in the order of those of a pass."""
+        """Views that show the weights of a step in the columns of a pass."""
         ordered = state.by_position(self.heads)
         if self.kind != "full":
-            return (ordered, *all_slots(state.slot_keys.shape[2], self.k if self.kind == "linformer" else 0))
-        room, used = (
-            state.projection.max_len,
-            int(state.length.max()),
-        )  # the one block of its state is the whole sequence
+            return (ordered, *all_slots(state.past.columns(), self.k if self.kind == "linformer" else 0))
+        room, used = state.block, int(state.length.max())  # the one block of its state is the whole sequence
         whole = View(lambda w: w[..., room : room + used], lambda w: F.pad(w, (room, room - used)))
         return ordered, whole
 
-    def new_state(self, batch: int, max_len: int, projection: Projection | None, like: Tensor) -> CausalState:
+    def new_state(self, batch: int, max_len: int | None, projection: Projection | None, like: Tensor) -> CausalState:
         """An empty decoding state for up to ``max_len`` tokens, in the device and dtype of ``like``."""
         slots = self.slots
         if self.kind == "linformer":
             projection = self._projection(projection)
+        elif max_len is None:
+            raise ValueError(f"attention={self.kind!r} keeps exact keys; build the model with a longest input")
         else:  # exact keys only: of two blocks, or of everything
             projection, slots = Mean(self.block if self.kind == "local" else max_len, 1), 0
         return CausalState.empty(
@@ -207,12 +229,14 @@ class Attention(nn.Module):
             head_dim=self.head_dim,
             max_len=max_len,
             slots=slots,
+            block=self.block if self.kind == "linformer" else None,
+            opens=self.opens if self.kind == "linformer" else None,
             device=like.device,
             dtype=like.dtype,
         )
 
     def _projection(self, handed: Projection | None) -> Projection:
-        """The layer's own projection, or the one of all layers."""
+        """The layer's own projection, or the one that all layers share."""
         if (projection := handed if self.projection is None else self.projection) is None:
             raise TypeError("this attention has no projection of its own; hand it one")
         return projection

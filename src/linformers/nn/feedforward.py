@@ -19,7 +19,7 @@ class Dropout(nn.Dropout):
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with an activation between them; ``gated`` multiplies it with a second branch."""
+    """Two linear maps with an activation between them; with ``gated`` the activation is multiplied by a second branch."""
 
     def __init__(
         self, channels: int, hidden: int, out_channels: int, *, dropout: float, activation: str, gated: bool = False

@@ -6,12 +6,14 @@ Axes: b batch, h heads, n positions, k slots, ch channels.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from linformers.nn.attention import Attention
+from linformers.nn.core import Choice
 from linformers.nn.feedforward import FeedForward
 from linformers.nn.memory import Memory
 from linformers.nn.mixing import LocalMixing
@@ -30,31 +32,35 @@ class Trace:
     """Optional record of weights and hidden states: give it to ``forward`` or ``step``, and read it afterwards.
 
     Attributes:
-        need_weights: ask for the attention weights.
-        need_hidden: ask for the hidden states.
+        need_weights: record the attention weights.
+        need_hidden: record the hidden states.
         weights: of each layer, ``(b, h, n, k)``, see :meth:`linformers.nn.attention.Attention.forward`.
         cross_weights: of each layer with cross-attention, ``(b, h, n, k)``, or ``(b, h, n, s)`` if it is full.
+        opened: the slots that each query of each layer opened, ``(b, g, n, m)`` in the order of the pass, -1 for none; None if none can be.
+        cross_opened: the same for cross-attention.
         hidden: the input of the first layer, and the output of each, ``(b, n, ch)``; the last before any final norm.
-        moves: while a pass runs, how to take its positions back to the caller's order, ``(b, n)``, the outermost first.
-        keep: ``(b, n)``, in the caller's order: show zeros for the hidden states of other positions.
+        moves: while a pass runs, the indices ``(b, n)`` that put its positions back into the caller's order, the outermost first.
+        keep: ``(b, n)``, in the caller's order: hidden states of other positions are shown as zeros.
 
-    The pass computes with what is in the lists, so that a caller can take gradients with respect to them.
+    The pass continues from the recorded tensors, so that a caller can take gradients with respect to them.
     """
 
     need_weights: bool = True
     need_hidden: bool = True
     weights: list[Tensor | None] = field(default_factory=list)
     cross_weights: list[Tensor | None] = field(default_factory=list)
+    opened: list[Tensor | None] = field(default_factory=list)
+    cross_opened: list[Tensor | None] = field(default_factory=list)
     hidden: list[Tensor] = field(default_factory=list)
     moves: list[Tensor] = field(default_factory=list)
     keep: Tensor | None = None
 
     def views(self, *axes: int) -> tuple[View, ...]:
-        """How to show a tensor whose ``axes`` are positions in the order of the pass."""
+        """Views that put the positions on ``axes`` back into the caller's order."""
         return tuple(reordered(undo, *axes) for undo in reversed(self.moves))
 
     def see(self, x: Tensor) -> Tensor:
-        """Record a hidden state ``(b, n, ch)``, if they are asked for, and return it as computed from the record."""
+        """Record a hidden state ``(b, n, ch)`` if requested, and return it as computed from the record."""
         if not self.need_hidden:
             return x
         shown, x = seen_through(x, (*self.views(1), View(lambda x: blank(x, self.keep), lambda x: x)))
@@ -64,15 +70,16 @@ class Trace:
 
 @dataclass
 class Pass:
-    """What the layers of a stack are handed for one pass over whole sequences, or for one step of decoding.
+    """What the layers of a stack share in one pass over whole sequences, or in one step of decoding.
 
     Attributes:
         keep: ``(b, n)``, True where a token is real; in a step ``(b,)``, False for rows that pause.
         projection: the stack's, for layers that have none of their own.
-        rotate: turns queries and keys by their positions.
-        memories: the context of each layer's cross-attention.
-        state: of decoding; a pass over whole sequences fills it, a step goes on from it.
+        rotate: applies rotary positions to queries and keys.
+        memories: what each layer's cross-attention looks up.
+        state: of decoding; a pass over whole sequences fills it, a step continues from it.
         trace: what to record.
+        choices: the slots that queries open, by layer and branch: chosen once, and used again when a layer is recomputed.
     """
 
     keep: Tensor | None = None
@@ -81,10 +88,15 @@ class Pass:
     memories: Sequence[Memory] | None = None
     state: DecodingState | None = None
     trace: Trace = field(default_factory=lambda: Trace(need_weights=False, need_hidden=False))
+    choices: dict[tuple[int, str], Choice] = field(default_factory=dict)
+
+    def choice(self, index: int, branch: str) -> Choice:
+        """The slots that a layer opens in a branch."""
+        return self.choices.setdefault((index, branch), Choice())
 
 
 class Layer(nn.Module):
-    """Local mixing, self-attention, cross-attention and feed-forward, as far as present, each a residual branch.
+    """Local mixing, self-attention, cross-attention and feed-forward, each optional, each a residual branch.
 
     Args:
         index: which layer of the stack this is.
@@ -117,7 +129,7 @@ class Layer(nn.Module):
                 if getattr(self, name) is not None
             }
         )
-        # Maps the residual to another width; its name is that of saved files.
+        # Maps the residual to another width; saved files use this name.
         self.resample = nn.Linear(channels, out_channels) if out_channels != channels else None
 
     @property
@@ -126,10 +138,10 @@ class Layer(nn.Module):
         return [name for name in BRANCHES if getattr(self, name) is not None]
 
     def forward(self, x: Tensor, run: Pass, state: LayerState | None = None, recompute: bool = False) -> Tensor:
-        """Send whole sequences ``(b, n, ch)`` through the branches; with a ``state``, one token a row (:meth:`step`).
+        """Run whole sequences ``(b, n, ch)`` through the branches; with a ``state``, one token a row (:meth:`step`).
 
         Args:
-            recompute: keep no activations inside a branch, but compute them again in the backward pass.
+            recompute: recompute the activations inside a branch in the backward pass instead of keeping them.
         """
         if state is not None:  # through here, so that hooks on the layer see every step
             return self.step(x, state, run)
@@ -144,17 +156,17 @@ class Layer(nn.Module):
         return x
 
     def step(self, x: Tensor, state: LayerState, run: Pass) -> Tensor:
-        """Send one token a row, ``(b, 1, ch)``, through the branches, after what ``state`` has seen."""
+        """Run one token a row, ``(b, 1, ch)``, through the branches, after the tokens in ``state``."""
         for name in self.branches:
             x = self._residual(x, name, run, state)
         return x
 
     def mix_rows(self, x: Tensor, keep: Tensor | None) -> Tensor:
-        """The branch of local mixing alone, of rows ``(b, c, ch)`` with their neighbours."""
+        """The branch of local mixing alone, for rows ``(b, c, ch)`` that include their neighbours."""
         return x if self.mixing is None else self._residual(x, "mixing", Pass(keep=keep))
 
     def attend_rows(self, x: Tensor, memory: Memory | None, rotate: Rotate | None = None) -> Tensor:
-        """The branches after local mixing, of rows ``(b, c, ch)`` of an input whose memory is there already."""
+        """The branches after local mixing, for rows ``(b, c, ch)`` of an input whose memory has been made."""
         if (attention := self.attention) is not None and memory is not None:
             x = self._add(x, "attention", lambda y: attention.look_up(y, memory, rotate=rotate)[0])
         return x if self.ff is None else self._add(x, "ff", self.ff)
@@ -162,10 +174,10 @@ class Layer(nn.Module):
     def normed_branch(
         self, x: Tensor, name: str, run: Pass, state: LayerState | None = None, recompute: bool = False
     ) -> Tensor:
-        """A branch with its norm before it, without its input added: what a reversible stack needs.
+        """A branch with its norm before it, without the residual, as a reversible stack needs it.
 
         Args:
-            recompute: take the feed-forward layer in chunks, and keep no activations inside it.
+            recompute: run the feed-forward layer in chunks, and recompute its activations in the backward pass.
         """
         norm = self.norms[name]
         if name == "ff" and recompute:
@@ -208,11 +220,13 @@ class Layer(nn.Module):
     def _attend(self, x: Tensor, run: Pass, state: LayerState | None) -> Tensor:
         attention: Attention = self.attention  # type: ignore[assignment]
         need_weights = run.trace.need_weights
+        choice = None if attention.opens is None else run.choice(self.index, "attention")
         if state is not None:
             seen = state.attention
             if seen is None:
                 raise ValueError("this state was not made for this stack; make it with new_state")
-            out, weights = attention.step(x, seen, rotate=run.rotate, keep=run.keep, need_weights=need_weights)
+            options: dict[str, Any] = {"keep": run.keep, "need_weights": need_weights, "choice": choice}
+            out, weights = attention.step(x, seen, rotate=run.rotate, **options)
         else:
             filled = None if run.state is None else run.state.layers[self.index].attention
             out, weights = attention(
@@ -224,9 +238,11 @@ class Layer(nn.Module):
                 length=None if run.state is None else run.state.length,
                 need_weights=need_weights,
                 views=run.trace.views(2, 3) if attention.kind == "full" else run.trace.views(2),
+                choice=choice,
             )
         if need_weights:
             run.trace.weights.append(weights)
+            run.trace.opened.append(None if choice is None else choice.slots)
         return out
 
     def _cross(self, x: Tensor, run: Pass, state: LayerState | None) -> Tensor:
@@ -241,7 +257,10 @@ class Layer(nn.Module):
                 else "first hand it to forward, with the state"
             )
             raise ValueError(f"this stack has cross-attention (context_size) and no memory to look up; {hint}")
-        out, weights = cross.look_up(x, memory, need_weights=run.trace.need_weights, views=run.trace.views(2))
+        choice = None if cross.opens is None else run.choice(self.index, "cross")
+        shown = {"need_weights": run.trace.need_weights, "views": run.trace.views(2)}
+        out, weights = cross.look_up(x, memory, **shown, choice=choice)  # type: ignore[arg-type]
         if run.trace.need_weights:
             run.trace.cross_weights.append(weights)
+            run.trace.cross_opened.append(None if choice is None else choice.slots)
         return out

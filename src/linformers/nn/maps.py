@@ -1,4 +1,4 @@
-"""Keys and values with k slots: a map of the channels and a projection of the positions, in the cheaper order.
+"""Keys and values with k slots: a linear map of the channels and a projection of the positions, in the cheaper order.
 
 Axes: b batch, g key/value heads, s key positions, k slots, d channels in, e channels out (of all heads).
 
@@ -6,8 +6,8 @@ For a linear projection E and a map W with bias c, ``E (x W + 1 c) = (E x) W + (
 products with s rows into two with k rows.
 
 A module that maps the channels is always called, unless it is a plain ``nn.Linear`` (:func:`linformers.watch.is_plain`). One that is
-linear but not plain (an adapter, parametrised, quantised) is called with s or with k rows. One with hooks, or with another ``forward``
-put into it, is called with all s positions: a hook sees, and may change, the keys and values of every position, as it does in full attention.
+linear but not plain (an adapter, parametrised, quantised) is called with s or with k rows. One with hooks, or with a replaced
+``forward``, is called with all s positions: a hook sees, and may change, the keys and values of every position, as in full attention.
 """
 
 from typing import NamedTuple, Protocol
@@ -22,7 +22,7 @@ from linformers.watch import is_plain, is_watched_inside
 
 
 class Affine(NamedTuple):
-    """A linear map of channels that is not a module of its own."""
+    """A linear map of channels that is not a module."""
 
     weight: Tensor  # (e, d)
     bias: Tensor | None
@@ -32,20 +32,20 @@ class Affine(NamedTuple):
 
 
 class ChannelMap(Protocol):
-    """Anything linear in its input, and a bias: an :class:`Affine`, an ``nn.Linear``, one wrapped by a LoRA adapter or quantised."""
+    """Any affine map: an :class:`Affine`, an ``nn.Linear``, or one that is quantised or wrapped by a LoRA adapter."""
 
     def __call__(self, x: Tensor, /) -> Tensor: ...
 
 
 def shortens_first(projection: Projection, x: Tensor, linear: ChannelMap, heads: int) -> bool:
-    """Whether ``(E x) W`` costs fewer multiplications than ``E (x W)``, and is the same."""
+    """Whether ``(E x) W`` costs fewer multiplications than ``E (x W)``, and gives the same."""
     if not projection.linear:
         return False
     if (
         affine := as_affine(linear)
-    ) is None:  # its size is unknown, but with one E for all heads fewer rows are cheaper
+    ) is None:  # its cost is unknown, but with one E for all heads fewer rows are cheaper
         return projection.heads == 1 and not is_watched_inside(linear)
-    # An export is for all lengths, and may not depend on the one at hand.
+    # An export serves all lengths, and may not depend on that of the example.
     length = projection.max_len if torch.compiler.is_exporting() else x.shape[1]
     d_out, d_in = affine.weight.shape
     shorten_then_map = projection.cost(length) * d_in * projection.heads + projection.k * d_in * d_out
@@ -55,18 +55,21 @@ def shortens_first(projection: Projection, x: Tensor, linear: ChannelMap, heads:
 
 def map_slots(slots: Slots, linear: ChannelMap, heads: int) -> Tensor:
     """``(E x) W + (E 1) c`` for shortened content: ``(b, g, k, e / g)``."""
-    content, mass, _ = slots
+    content, mass, *_ = slots
     if content.shape[1] == 1:
         y = linear(content.squeeze(1))  # (b, k, e), with the bias once
         if mass is not None and (bias := bias_of(linear, content)) is not None:
             y = torch.addcmul(y, (mass()[:, 0, :, None] - 1).to(y.dtype), bias.to(y.dtype))
         return to_heads(y, heads)
     affine = as_affine(linear)
-    if affine is None or mass is None:  # shortens_first does not let it come to this
+    if affine is None:  # shortens_first excludes this case
         raise TypeError(f"cannot map the slots of each head apart with {type(linear).__name__}")
     weight, bias = affine
     y = torch.einsum("bgkd,ged->bgke", content, weight.view(heads, -1, weight.shape[1]))
-    return y if bias is None else y + (mass()[..., None] * bias.view(heads, 1, -1)).to(y.dtype)
+    if bias is None:
+        return y
+    added = bias.view(heads, 1, -1)
+    return y + (added if mass is None else mass()[..., None] * added).to(y.dtype)
 
 
 def map_to_both(slots: Slots, to_key: ChannelMap, to_value: ChannelMap, heads: int) -> tuple[Tensor, Tensor]:
@@ -79,14 +82,14 @@ def map_to_both(slots: Slots, to_key: ChannelMap, to_value: ChannelMap, heads: i
 
 
 def bias_of(linear: ChannelMap, like: Tensor) -> Tensor | None:
-    """What a map adds: its bias if it is a plain one, otherwise what it makes of zeros of the type of ``like`` ``(..., d)``."""
+    """The bias of a map: that of a plain one, otherwise its output for zeros in the dtype of ``like`` ``(..., d)``."""
     if (affine := as_affine(linear)) is not None:
         return affine.bias
     return linear(like.new_zeros(1, like.shape[-1]))  # an adapter may scale its bias, or have a second one
 
 
 def as_affine(linear: object) -> Affine | None:
-    """What a plain linear map multiplies by and adds; None for a module that has to be called."""
+    """The weight and bias of a plain linear map; None for a module that has to be called."""
     if isinstance(linear, Affine):
         return linear
     return Affine(linear.weight, linear.bias) if isinstance(linear, nn.Linear) and is_plain(linear) else None

@@ -6,6 +6,7 @@ Axes: b batch, g key/value heads, s key positions, m blocks, c positions of a bl
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from linformers.nn.maps import ChannelMap, map_slots, map_to_both, shortens_first
@@ -13,7 +14,40 @@ from linformers.nn.positions import Rotate
 from linformers.ops.blocks import cut
 from linformers.ops.heads import join_heads, split_heads, to_heads
 from linformers.ops.masks import blank
+from linformers.ops.opened import Opening
+from linformers.ops.seen import Seen, Segments, block_owners
 from linformers.projections.base import KEY, VALUE, Projection, Slots, Sums
+from linformers.projections.content import Content, add_up, means_of
+
+
+class Openable(NamedTuple):
+    """The exact keys that slots stand for, which queries may open; see :mod:`linformers.ops.opened`.
+
+    Attributes:
+        keys: ``(b, g, s, d)``.
+        values: the same.
+        opening: which slots can be opened, and how many.
+    """
+
+    keys: Tensor
+    values: Tensor
+    opening: Opening
+
+    def select(self, rows: Tensor) -> "Openable":
+        """Those of some rows of the batch, by index."""
+        owner = self.opening.owner
+        opening = self.opening._replace(owner=owner if len(owner) == 1 else owner.index_select(0, rows))
+        return Openable(self.keys.index_select(0, rows), self.values.index_select(0, rows), opening)
+
+
+class OpenableAt(NamedTuple):
+    """:class:`Openable` for decoding: one query a row, each at its own position."""
+
+    keys: Tensor
+    values: Tensor
+    segments: Segments
+    seen: Seen
+    open_slots: int
 
 
 class Memory(NamedTuple):
@@ -22,16 +56,39 @@ class Memory(NamedTuple):
     Attributes:
         keys: ``(b, g, k, d)``.
         values: ``(b, g, k, d)``.
-        keep: ``(b, k)``, False where a slot or a position takes no part; None if all do.
+        keep: ``(b, k)``, or ``(b, g, k)`` if the heads differ: False where a slot or a position takes no part; None if all do.
+        log_count: ``(b, g or 1, k)``, added to the logits: the logarithm of how many tokens a slot stands for; None for zeros.
+        exact: the exact keys that slots can be opened to; it then also holds the counts of tokens.
+
+    With blocks, content slots are a set for each block: ``(b, g, m, k, d)``, and ``(b, g or 1, m, k)``.
     """
 
     keys: Tensor
     values: Tensor
     keep: Tensor | None = None
+    log_count: Tensor | None = None
+    exact: Openable | OpenableAt | None = None
 
     def select(self, rows: Tensor) -> "Memory":
         """The memory of some rows of the batch, by index."""
-        return Memory(*(None if x is None else x.index_select(0, rows) for x in self))  # type: ignore[arg-type]
+        keep, log_count = (None if x is None else x.index_select(0, rows) for x in (self.keep, self.log_count))
+        exact = self.exact.select(rows) if isinstance(self.exact, Openable) else None
+        return Memory(self.keys.index_select(0, rows), self.values.index_select(0, rows), keep, log_count, exact)
+
+    def beside(self, keys: Tensor, values: Tensor) -> "Memory":
+        """The memory with more keys and values ``(b, g, e, d)``, which are in no slot, count once, and always take part."""
+        if not keys.shape[2]:
+            return self
+        if isinstance(self.exact, Openable):
+            opening = self.exact.opening._replace(keys=keys, values=values)
+            return self._replace(exact=self.exact._replace(opening=opening))
+        more = (0, keys.shape[2])
+        return Memory(
+            torch.cat([self.keys, keys], 2),
+            torch.cat([self.values, values], 2),
+            None if self.keep is None else F.pad(self.keep, more, value=True),
+            None if self.log_count is None else F.pad(self.log_count, more),
+        )
 
 
 def make_memory(
@@ -53,19 +110,20 @@ def make_memory(
         value: ``(b, s, d')``; if it is the same object as ``key`` and one projection serves both, it is shortened once.
         to_key: maps d to the channels of all heads.
         to_value: maps d' to them.
-        projection: what shortens.
+        projection: shortens them.
         heads: the number of key/value heads g.
         keep: ``(b, s)``, True where the token is real; nothing else has any influence.
         k: use this many slots instead of all of the projection's.
-        rotate: applied to the keys of the heads before they are shortened (rotary positions).
+        rotate: applies rotary positions to the keys of the heads before they are shortened.
     """
     first = shortens_first(projection, key, to_key, heads) and rotate is None
     value_first = shortens_first(projection, value, to_value, heads)
+    shortens = projection.for_input(key, keep, k)
     if first and value_first and key is value and projection.parts == 1 and projection.heads == 1:
-        slots = projection(key[:, None], keep, KEY, k)
-        return Memory(*map_to_both(slots, to_key, to_value, heads), slot_keep(slots, key))
+        slots = shortens(key[:, None], keep, KEY, k)
+        return Memory(*map_to_both(slots, to_key, to_value, heads), slot_keep(slots, key), slots.log_count)
 
-    key_slots, value_slots = projection.both(
+    key_slots, value_slots = shortens.both(
         key[:, None] if first else map_positions(key, to_key, projection, heads, keep, rotate),
         value[:, None] if value_first else map_positions(value, to_value, projection, heads, keep, None),
         keep,
@@ -73,18 +131,29 @@ def make_memory(
     )
     keys = map_slots(key_slots, to_key, heads) if first else split_heads(key_slots.content, heads)
     values = map_slots(value_slots, to_value, heads) if value_first else split_heads(value_slots.content, heads)
-    return Memory(keys, values, slot_keep(key_slots, key))
+    return Memory(keys, values, slot_keep(key_slots, key), key_slots.log_count)
 
 
 def memory_of_heads(
-    keys: Tensor, values: Tensor, projection: Projection, keep: Tensor | None = None, k: int | None = None
+    keys: Tensor,
+    values: Tensor,
+    projection: Projection,
+    keep: Tensor | None = None,
+    k: int | None = None,
+    source: Tensor | None = None,
 ) -> Memory:
-    """Shorten keys and values of heads, each ``(b, g, s, d)``, that are needed exactly too, or that are all there is."""
+    """Shorten keys and values that are mapped to heads already, each ``(b, g, s, d)``.
+
+    Args:
+        source: ``(b, s, ch)``, the input of content slots; None for the keys of all heads.
+    """
     heads = keys.shape[1]
+    shortens = projection.for_input(join_heads(keys) if source is None else source, keep, k)
     if projection.heads == 1:
         keys, values = join_heads(keys)[:, None], join_heads(values)[:, None]
-    short, other = projection.both(keys, values, keep, k)
-    return Memory(split_heads(short.content, heads), split_heads(other.content, heads), slot_keep(short, keys))
+    short, other = shortens.both(keys, values, keep, k)
+    content = split_heads(short.content, heads), split_heads(other.content, heads)
+    return Memory(*content, slot_keep(short, keys), short.log_count)
 
 
 def memory_of_blocks(
@@ -100,7 +169,7 @@ def memory_of_blocks(
         keep: ``(b, n)``, True where a token is real.
 
     Returns:
-        ``m r`` slots, of which those take part that hold a real token.
+        ``m r`` slots; those without a real token take no part.
     """
     b, g, n, d = keys.shape
     c = projection.max_len
@@ -124,7 +193,7 @@ def memory_of_blocks(
     kept = short.keep
     if kept is not None:
         kept = kept.expand(b * m, r).reshape(b, m * r)
-    elif block_keep is not None:  # a dense slot mixes its whole block: it takes part if any of it is real
+    elif block_keep is not None:  # a dense slot mixes its whole block: it takes part if any token of it is real
         kept = block_keep.any(-1, keepdim=True).expand(b * m, r).reshape(b, m * r)
     return Memory(unfold(short.content), unfold(compress(values, VALUE).content), kept)
 
@@ -132,19 +201,128 @@ def memory_of_blocks(
 def memory_of_finished(
     keys: Tensor, values: Tensor, projection: Projection, slots: int | None = None, keep: Tensor | None = None
 ) -> Memory:
-    """:func:`memory_of_blocks` of those blocks of a sequence of any length that a later query sees as slots: all but the last two."""
+    """:func:`memory_of_blocks` of the finished blocks of a sequence of any length: all but the last two, which are seen exactly."""
     c, n = projection.max_len, keys.shape[2]
     if torch.compiler.is_exporting() and slots != 0:  # all blocks: how many are finished depends on the length
         keys, values = (cut(x, c).flatten(-3, -2) for x in (keys, values))
         kept = None if keep is None else cut(keep[..., None].to(keys.dtype), c).flatten(1) > 0
         return memory_of_blocks(keys, values, projection, slots, kept)
     finished = max(0, -(-n // c) - 2) * c
-    # Zero blocks are compressed too while training: with every parameter in the graph of every batch, DDP waits for none in vain.
+    # In training, compress even zero blocks: DDP expects a gradient of every parameter in every batch.
     trained = torch.is_grad_enabled() and any(p.requires_grad for p in projection.parameters())
     if slots == 0 or (finished == 0 and not trained):
         return Memory(keys[:, :, :0], values[:, :, :0])
     kept = None if keep is None else keep[:, :finished]
     return memory_of_blocks(keys[:, :, :finished], values[:, :, :finished], projection, slots, kept)
+
+
+class Opens(NamedTuple):
+    """How many slots each query opens, and how far back.
+
+    Attributes:
+        slots: m.
+        reach: in causal attention, the number of positions whose exact keys decoding keeps; None for all.
+    """
+
+    slots: int
+    reach: int | None = None
+
+
+def with_exact(
+    memory: Memory,
+    keys: Tensor,
+    values: Tensor,
+    projection: Projection,
+    opens: Opens,
+    *,
+    keep: Tensor | None = None,
+    k: int | None = None,
+    block: int = 0,
+    causal: bool = False,
+) -> Memory:
+    """A memory of slots, with the exact keys and values of heads ``(b, g, s, d)`` that they stand for.
+
+    Args:
+        keep: ``(b, s)``, True where a token is real.
+        k: the slots in use; of each block in causal attention.
+        block: positions of a block of exact neighbours; 0 for none.
+
+    Raises:
+        ValueError: if the slots of this projection are not means of disjoint segments.
+    """
+    k, n = projection.k if k is None else k, keys.shape[2]
+    owners = projection.owners(projection.max_len if causal else n, None if causal else keep, k, keys.device)
+    if owners is None:
+        raise ValueError(
+            f"open_slots={opens.slots} opens the means of segments, and {type(projection).__name__} makes other slots; "
+            "use method='mean'"
+        )
+    owner, width = owners
+    if causal:
+        owner = block_owners(n, block, k, keep, keys.device)
+    opening = Opening(owner, width, opens.slots, block, k if causal else None, opens.reach if causal else None)
+    return memory._replace(exact=Openable(keys, values, opening))
+
+
+def memory_of_sets(
+    keys: Tensor,
+    values: Tensor,
+    projection: Content,
+    *,
+    block: int,
+    causal: bool,
+    keep: Tensor | None = None,
+    k: int | None = None,
+    source: Tensor | None = None,
+) -> Memory:
+    """Content slots for each block of queries, made of the positions that it does not see exactly, so that no token counts twice.
+
+    Args:
+        keys: of heads, ``(b, g, n, d)``.
+        values: ``(b, g, n, d)``.
+        block: positions c of a block.
+        causal: exact keys are those of the block and the previous one, and slots those of earlier blocks; otherwise exact keys are those of the
+            block and both its neighbours, and slots those of all other blocks.
+        keep: ``(b, n)``, True where a token is real.
+        k: use this many slots.
+        source: ``(b, n, ch)``, the input of the slots; None for the keys of all heads.
+
+    Returns:
+        A set of slots for each block, ``(b, g, m, k, d)``; if causal, for each block but the first two.
+    """
+    shares = projection.for_input(join_heads(keys) if source is None else source, keep, k).shares  # (b, g or 1, n, k)
+    if (
+        causal and not torch.compiler.is_exporting()
+    ):  # an export sums all blocks: how many are finished depends on the length
+        finished = max(0, -(-keys.shape[2] // block) - 2) * block
+        keys, values, shares = (x[:, :, :finished] for x in (keys, values, shares))
+    sums = sums_of_blocks(keys, values, shares, block)
+    sums = [x.cumsum(2) for x in sums] if causal else [sum_of_others(x) for x in sums]
+    slots_of_keys, slots_of_values = (means_of(x, sums[2], keys.dtype) for x in sums[:2])
+    return Memory(slots_of_keys.content, slots_of_values.content, slots_of_keys.keep, slots_of_keys.log_count)
+
+
+def sums_of_blocks(keys: Tensor, values: Tensor, shares: Tensor, block: int) -> list[Tensor]:
+    """Sums over each block, in float32: of keys and of values ``(b, g, m, k, d)``, and of the shares ``(b, g or 1, m, k)``."""
+    shares = cut(shares, block)  # (b, g or 1, m, c, k)
+    if shares.shape[1] > 1 or keys.shape[1] == 1:
+        return [*(add_up(shares, cut(x, block)) for x in (keys, values)), shares.sum(-2)]
+    both = torch.cat([join_heads(keys), join_heads(values)], -1)  # one product for all heads
+    total = add_up(shares[:, 0], cut(both, block))  # (b, m, k, 2 g d)
+    parts = total.unflatten(-1, (2, keys.shape[1], -1)).permute(3, 0, 4, 1, 2, 5)  # (2, b, g, m, k, d)
+    return [*parts.unbind(), shares.sum(-2)]
+
+
+def sum_of_others(x: Tensor) -> Tensor:
+    """Of sums for each block ``(b, g, m, ...)``, the sum of all but the block itself and its two neighbours.
+
+    Computed by sums from both ends: subtracting from the total would leave rounding errors where the sum is empty.
+    """
+    m = x.shape[2]
+    ends = [0, 0] * (x.dim() - 3)
+    before = F.pad(x.cumsum(2), (*ends, 2, 0))[:, :, :m]
+    after = F.pad(x.flip(2).cumsum(2), (*ends, 2, 0))[:, :, :m].flip(2)
+    return before + after
 
 
 class MemoryInChunks:
@@ -175,6 +353,7 @@ class MemoryInChunks:
 
     def add(self, x: Tensor, offset: int, keep: Tensor | None = None, rotate: Rotate | None = None) -> None:
         """Add the positions from ``offset`` on: ``(b, c, d)``, with ``keep`` ``(b, c)``."""
+        shortens = self.projection.for_input(x, keep, self.k)
         for part in self.parts:
             turn = rotate if part == KEY else None
             y = x[:, None]
@@ -182,10 +361,10 @@ class MemoryInChunks:
                 y = map_positions(x, self.maps[part], self.projection, self.heads, keep, turn)
             if part not in self.sums:
                 self.sums[part] = self.projection.begin(y, self.length, self.k)
-            self.projection.add_chunk(self.sums[part], y, offset, keep, part, self.k)
+            shortens.add_chunk(self.sums[part], y, offset, keep, part, self.k)
 
     def finish(self) -> Memory:
-        """What :func:`make_memory` makes of all chunks at once."""
+        """The memory that :func:`make_memory` makes of the whole sequence at once."""
         slots = {part: self.projection.finish(sums) for part, sums in self.sums.items()}
         keys, values = (
             map_slots(found, self.maps[part], self.heads)
@@ -193,14 +372,14 @@ class MemoryInChunks:
             else split_heads(found.content, self.heads)
             for part, found in ((part, slots.get(part, slots[KEY])) for part in (KEY, VALUE))
         )
-        return Memory(keys, values, slots[KEY].keep)
+        return Memory(keys, values, slots[KEY].keep, slots[KEY].log_count)
 
 
 def map_positions(
     x: Tensor, to: ChannelMap, projection: Projection, heads: int, keep: Tensor | None, rotate: Rotate | None
 ) -> Tensor:
     """Map positions ``(b, s, d)`` before they are shortened: ``(b, g, s, e / g)``, or ``(b, 1, s, e)`` if the heads share E."""
-    x = to(blank(x, keep))  # blank here too: NaN in padding times a gradient of zero is NaN in that of the map
+    x = to(blank(x, keep))  # zeroed before the map too: NaN in padding would make the gradient of the map NaN
     if rotate is not None:
         x = rotate(to_heads(x, heads))
         return x if projection.heads > 1 else join_heads(x)[:, None]
@@ -208,5 +387,5 @@ def map_positions(
 
 
 def slot_keep(slots: Slots, key: Tensor) -> Tensor | None:
-    """Which slots take part, for every sample: ``(b, k)``."""
-    return None if slots.keep is None else slots.keep.expand(key.shape[0], -1)
+    """Which slots take part, for every sample: ``(b, k)``, or ``(b, g, k)`` if the heads differ."""
+    return None if slots.keep is None else slots.keep.expand(key.shape[0], *slots.keep.shape[1:])

@@ -11,9 +11,9 @@ from linformers.ops.masks import blank
 
 
 class LocalMixing(nn.Module):
-    """A depthwise convolution over neighbouring positions; dense low-rank attention alone has no sense of neighbourhood.
+    """A depthwise convolution over neighbouring positions; slots alone do not tell which positions are neighbours.
 
-    Symmetric, or left-sided if ``causal``. Pads are zeroed first, so that they equal the end of the sequence.
+    Symmetric, or left-sided if ``causal``. Padding is zeroed first, so that it equals the end of the sequence.
     """
 
     def __init__(self, channels: int, width: int, *, causal: bool) -> None:
@@ -31,7 +31,7 @@ class LocalMixing(nn.Module):
         return self.conv(F.pad(blank(x, keep).mT, (self.left, self.right))).mT
 
     def step(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
-        """One token ``(b, 1, ch)`` after the last ones ``(b, width - 1, ch)``: its output, and the last ones for the next."""
+        """One token ``(b, 1, ch)`` after the previous ones ``(b, width - 1, ch)``: its output, and the previous ones for the next step."""
         window = torch.cat([past, x], 1)
         return self.conv(window.mT).mT, window[:, 1:]
 

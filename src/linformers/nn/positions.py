@@ -12,7 +12,7 @@ Rotate = Callable[[Tensor], Tensor]
 
 
 class SinusoidalPositions(nn.Module):
-    """Fixed waves of falling frequency, for any length."""
+    """Fixed sine and cosine waves of decreasing frequency, for any length."""
 
     def __init__(self, channels: int, base: float = 10000.0) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class SinusoidalPositions(nn.Module):
 
 
 def rotary_positions(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rotate:
-    """Rotary positions (Su et al. 2021): turn pairs of channels by angles that grow with the position.
+    """Rotary positions (Su et al. 2021): rotate pairs of channels by angles that grow with the position.
 
     Args:
         positions: ``(n,)``, or ``(b, n)`` if rows differ.

@@ -1,10 +1,11 @@
-"""Decoding states: what causal layers and stacks keep of the past, constant in size.
+"""Decoding states: what causal layers and stacks keep of the past.
 
 Axes: b batch, h heads, g key/value heads, n positions, m blocks, c positions of a block, r slots of a block, k slots, d channels.
 
-A dense n x k projection mixes every position into every slot, so nothing behind it can be causal. Here each block of c positions
-is compressed on its own, to r slots, by a projection of c x r that all blocks share; k = n r / c. See ``ops/blocks.py`` for what a
-query sees.
+A dense n x k projection mixes every position into every slot, so nothing after it can be causal. Here each block of c positions
+is compressed on its own, to r slots, by a projection of c x r that all blocks share; k = n r / c. Content slots instead add finished
+blocks to running sums, k slots at any length. See ``ops/blocks.py`` for what a query sees, and ``nn/past.py`` for what is kept of
+finished blocks.
 """
 
 from collections.abc import Sequence
@@ -13,37 +14,41 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from linformers.nn.memory import Memory, memory_of_blocks
+from linformers.nn.memory import Memory, OpenableAt, Opens
+from linformers.nn.past import FinishedSlots, FinishedSums, Past
+from linformers.ops.precision import single
+from linformers.ops.seen import kept_segments, see_at
 from linformers.ops.views import View
 from linformers.projections.base import Projection
+from linformers.projections.content import Content
 
 
 @dataclass
 class CausalState:
-    """What one layer remembers of the past: at most k slots and two blocks of exact keys, whatever the length.
+    """The past of one causal layer: at most k slots and two blocks of exact keys, whatever the length.
 
-    Position p is written to place ``p mod 2c`` of the exact keys. When a row enters block B, the block B - 2, whose place it is about to
-    take, is compressed to slots first. Rows of a batch may be at different positions.
+    Position p is written to place ``p mod 2c`` of the exact keys. When a row enters block B, the block B - 2, whose places it
+    overwrites, is compressed first. Rows of a batch may be at different positions.
 
     Attributes:
-        slot_keys: ``(b, g, (m - 2) r, d)``: of all m blocks of the longest input but the last two.
-        slot_values: the same.
+        block: c, the positions of a block.
+        past: what is kept of finished blocks.
         exact_keys: ``(b, g, 2 c, d)``, or those of the longest input if that is shorter.
         exact_values: the same.
-        slot_real: ``(b, (m - 2) r)``, False where a slot holds no real token.
         exact_real: ``(b, 2 c)``, False where the token is not real: a hole in the prompt.
+        exact_shares: ``(b, g or 1, 2 c, k)``, the shares of these tokens in content slots; None for other slots.
         length: ``(b,)``, how many positions each row has seen.
+        opens: how many slots a query opens; if set, exact keys are kept of every position, or of the last ``opens.reach`` ones (at least two blocks).
     """
 
-    projection: Projection
-    slots_per_block: int
-    slot_keys: Tensor
-    slot_values: Tensor
+    block: int
+    past: Past
     exact_keys: Tensor
     exact_values: Tensor
-    slot_real: Tensor
     exact_real: Tensor
+    exact_shares: Tensor | None
     length: Tensor
+    opens: Opens | None = None
 
     @classmethod
     def empty(
@@ -53,44 +58,99 @@ class CausalState:
         batch: int,
         heads: int,
         head_dim: int,
-        max_len: int,
+        max_len: int | None,
         slots: int | None = None,
+        block: int | None = None,
+        opens: Opens | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> "CausalState":
-        """A state that has seen nothing, for ``batch`` rows and ``heads`` key/value heads."""
-        c, r = projection.max_len, projection.k if slots is None else slots
-        sizes = (max(0, -(-max_len // c) - 2) * r, min(2 * c, max_len))
-        slot, exact = (torch.zeros(batch, heads, size, head_dim, device=device, dtype=dtype) for size in sizes)
-        slot_real, exact_real = (torch.ones(batch, size, dtype=torch.bool, device=device) for size in sizes)
-        length = torch.zeros(batch, dtype=torch.long, device=device)
-        return cls(projection, r, slot, slot.clone(), exact, exact.clone(), slot_real, exact_real, length)
+        """A state that has seen nothing, for ``batch`` rows and ``heads`` key/value heads.
 
-    def append(self, k: Tensor, v: Tensor, keep: Tensor | None = None) -> None:
-        """Take the keys and values of one token a row, ``(b, g, 1, d)``; rows whose ``keep`` ``(b,)`` is False do not change."""
+        Args:
+            projection: of a block; or content slots, for which ``block`` must be given.
+            max_len: the longest input; None for any, with content slots.
+            slots: use this many of the projection's.
+        """
+        slots = projection.k if slots is None else slots
+        c = projection.max_len if block is None else block
+        places = 2 * c if max_len is None else min(2 * c, max_len)
+        if opens is not None and max_len is not None:
+            places = max_len if opens.reach is None else min(max_len, max(2 * c, opens.reach))
+
+        def zeros(*shape: int, dtype: torch.dtype | None = dtype) -> Tensor:
+            return torch.zeros(batch, *shape, device=device, dtype=dtype)
+
+        shares: Tensor | None = None
+        past: Past
+        if isinstance(projection, Content):
+            dtype = dtype or torch.get_default_dtype()
+            sums = zeros(heads, slots, head_dim, dtype=single(dtype))
+            count = zeros(projection.heads, slots, dtype=single(dtype))
+            past = FinishedSums(projection, sums, sums.clone(), count, dtype)
+            shares = zeros(projection.heads, places, slots, dtype=single(dtype))
+        elif max_len is None:
+            raise ValueError("a decoding state without content slots needs the longest input, max_len")
+        else:
+            room = max(0, -(-max_len // c) - 2) * slots
+            real = torch.ones(batch, room, dtype=torch.bool, device=device)
+            kept = zeros(heads, room, head_dim)
+            past = FinishedSlots(projection, slots, kept, kept.clone(), real, zeros(room, dtype=torch.long))
+        exact_real = torch.ones(batch, places, dtype=torch.bool, device=device)
+        exact = zeros(heads, places, head_dim)
+        return cls(c, past, exact, exact.clone(), exact_real, shares, zeros(dtype=torch.long), opens)
+
+    def append(self, k: Tensor, v: Tensor, keep: Tensor | None = None, source: Tensor | None = None) -> None:
+        """Append one token a row; rows whose ``keep`` ``(b,)`` is False do not change.
+
+        Args:
+            k: its keys, ``(b, g, 1, d)``.
+            v: its values.
+            source: ``(b, 1, ch)``, the input of content slots.
+        """
         self._retire(keep)
-        rows = torch.arange(len(self.length), device=k.device)
         place = self.length % self.exact_keys.shape[2]
-        new_k, new_v = k[:, :, 0].to(self.exact_keys.dtype), v[:, :, 0].to(self.exact_values.dtype)
+        rows = torch.arange(len(self.length), device=k.device)
         self.exact_real[rows, place] = True if keep is None else keep | self.exact_real[rows, place]
-        if keep is not None:
-            new_k = torch.where(keep[:, None, None], new_k, self.exact_keys[rows, :, place])
-            new_v = torch.where(keep[:, None, None], new_v, self.exact_values[rows, :, place])
-        self.exact_keys[rows, :, place] = new_k
-        self.exact_values[rows, :, place] = new_v
+        for kept, new in ((self.exact_keys, k), (self.exact_values, v), (self.exact_shares, self._shares(source))):
+            if kept is not None and new is not None:
+                one = new[:, :, 0].to(kept.dtype)
+                if keep is not None:
+                    one = torch.where(keep[:, None, None], one, kept[rows, :, place])
+                kept[rows, :, place] = one
         self.length = self.length + (1 if keep is None else keep.long())
 
     def seen(self) -> Memory:
-        """What the last token of each row sees: ``(m - 2) r`` slots, then ``2 c`` exact keys in the order of their places."""
+        """What the last token of each row sees: the slots, then ``2 c`` exact keys in the order of their places."""
+        if self.opens is not None and isinstance(self.past, FinishedSlots):
+            return self._seen_with_opened(self.past, self.opens)
+        past, exact = self.past.memory(self._finished_blocks()), self._exact_keep()
+        keep, counts = past.keep, past.log_count
+        if keep is None:
+            keep = exact.new_ones(len(exact), past.keys.shape[2])
+        if keep.dim() == 3:
+            exact = exact[:, None].expand(-1, keep.shape[1], -1)
+        if counts is not None:
+            counts = torch.cat([counts, counts.new_zeros(*counts.shape[:2], exact.shape[-1])], -1)
         return Memory(
-            torch.cat([self.slot_keys, self.exact_keys], 2),
-            torch.cat([self.slot_values, self.exact_values], 2),
-            torch.cat([self._slot_keep(), self._exact_keep()], 1),
+            torch.cat([past.keys, self.exact_keys], 2),
+            torch.cat([past.values, self.exact_values], 2),
+            torch.cat([keep, exact], -1),
+            counts,
         )
 
+    def _seen_with_opened(self, past: FinishedSlots, opens: Opens) -> Memory:
+        c, r, exact = self.block, past.slots, (self.exact_keys, self.exact_values)
+        segments = kept_segments(self.exact_real, past.count, block=c, slots_per_block=r)
+        position = self.length - 1
+        seen = see_at(*exact, self.exact_real, position, segments, block=c, slots_per_block=r, reach=opens.reach)
+        return Memory(past.keys, past.values, None, None, OpenableAt(*exact, segments, seen, opens.slots))
+
     def by_position(self, heads: int) -> View:
-        """Shows weights of what :meth:`seen` returned, ``(b, h, 1, k + 2 c)``, for the slots, the previous block and the own one."""
-        c, slots, places = self.projection.max_len, self.slot_keys.shape[2], self.exact_keys.shape[2]
+        """Show weights over :meth:`seen`, ``(b, h, 1, k + 2 c)``, in the order slots, previous block, own block."""
+        if self.opens is not None:  # they are in that order already
+            return View(lambda weights: weights, lambda weights: weights)
+        c, slots, places = self.block, self.past.columns(), self.exact_keys.shape[2]
         last = self.length[:, None] - 1
         position = (last // c - 1) * c + torch.arange(2 * c, device=last.device)  # (b, 2 c)
         place = (position % places)[:, None, None].expand(-1, heads, 1, -1)
@@ -107,40 +167,48 @@ class CausalState:
 
         return View(there, back)
 
-    def prefill(self, k: Tensor, v: Tensor, length: Tensor, keep: Tensor | None = None) -> None:
-        """Take a whole prompt, ``(b, g, n, d)``, that ends after ``length`` tokens; ``keep`` ``(b, n)`` if it has holes."""
-        c, n = self.projection.max_len, k.shape[2]
-        finished = max(0, -(-n // c) - 2) * c
-        if finished and self.slots_per_block:
-            slot_k, slot_v, real = memory_of_blocks(
-                k[:, :, :finished],
-                v[:, :, :finished],
-                self.projection,
-                self.slots_per_block,
-                None if keep is None else keep[:, :finished],
-            )
-            if real is not None:
-                self.slot_real[:, : real.shape[1]] = real
-            self.slot_keys[:, :, : slot_k.shape[2]] = slot_k
-            self.slot_values[:, :, : slot_v.shape[2]] = slot_v
-        self.length = length.clone()
-        source = self._position_of_place().clamp(min=0)  # (b, 2 c)
-        index = source[:, None, :, None].expand(-1, k.shape[1], -1, k.shape[3])
-        self.exact_keys = k.gather(2, index).to(self.exact_keys.dtype)
-        self.exact_values = v.gather(2, index).to(self.exact_values.dtype)
+    def prefill(
+        self, k: Tensor, v: Tensor, length: Tensor, keep: Tensor | None = None, source: Tensor | None = None
+    ) -> None:
+        """Read a whole prompt.
+
+        Args:
+            k: its keys, ``(b, g, n, d)``.
+            v: its values.
+            length: ``(b,)``, how many of its tokens each row has.
+            keep: ``(b, n)``, True where a token is real, if the prompt has holes.
+            source: ``(b, n, ch)``, the input of content slots.
+        """
+        self.length, shares = length.clone(), self._shares(source)
+        self.past.prefill(k, v, self._finished_blocks() * self.block, keep, shares)
+        position = self._position_of_place().clamp(min=0)  # (b, 2 c)
+
+        def latest(x: Tensor, dtype: torch.dtype) -> Tensor:
+            return x.gather(2, position[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])).to(dtype)
+
+        self.exact_keys, self.exact_values = latest(k, self.exact_keys.dtype), latest(v, self.exact_values.dtype)
+        if shares is not None:
+            self.exact_shares = latest(shares, shares.dtype)
         if keep is not None:
-            self.exact_real = keep.gather(1, source)
+            self.exact_real = keep.gather(1, position)
 
     def reorder(self, index: Tensor) -> None:
         """Keep, repeat or drop rows: row i becomes what row ``index[i]`` was."""
-        for name in ("slot_keys", "slot_values", "exact_keys", "exact_values", "slot_real", "exact_real", "length"):
-            setattr(self, name, getattr(self, name).index_select(0, index))
+        self.past.reorder(index)
+        for name in ("exact_keys", "exact_values", "exact_real", "exact_shares", "length"):
+            if (kept := getattr(self, name)) is not None:
+                setattr(self, name, kept.index_select(0, index))
+
+    def _shares(self, source: Tensor | None) -> Tensor | None:
+        if self.exact_shares is None:
+            return None
+        if source is None:
+            raise TypeError("content slots are chosen by the input of the layer; hand it to the state as source")
+        return self.past.shares(source)
 
     def _retire(self, keep: Tensor | None) -> None:
-        """Compress the block whose place the next token takes, in the rows that enter a new block."""
-        c, r = self.projection.max_len, self.slots_per_block
-        if r == 0:
-            return
+        """In rows that enter a new block, pass the block whose places it overwrites to ``past``."""
+        c = self.block
         entering = (self.length % c == 0) & (self.length >= 2 * c)
         if keep is not None:
             entering = entering & keep
@@ -148,21 +216,16 @@ class CausalState:
         if not len(rows):
             return
         block = self.length[rows] // c - 2
-        if int(block.max() + 1) * r > self.slot_keys.shape[2]:
-            raise ValueError(
-                f"got a token past position {int(self.length.max())}, but this state has room for "
-                f"{self.slot_keys.shape[2] // r + 2} blocks of {c}; build the model with a longer maximum length"
-            )
-        within = torch.arange(c, device=rows.device)
-        place = (block % 2 * c)[:, None] + within  # (rows, c)
-        slot = (block * r)[:, None] + torch.arange(r, device=rows.device)  # (rows, r)
-        old_k = self.exact_keys[rows[:, None], :, place].transpose(1, 2)  # (rows, g, c, d)
-        old_v = self.exact_values[rows[:, None], :, place].transpose(1, 2)
-        real = self.exact_real[rows[:, None], place]  # (rows, c)
-        new_k, new_v, kept = memory_of_blocks(old_k, old_v, self.projection, r, None if real.all() else real)
-        self.slot_keys[rows[:, None], :, slot] = new_k.transpose(1, 2).to(self.slot_keys.dtype)  # autocast may differ
-        self.slot_values[rows[:, None], :, slot] = new_v.transpose(1, 2).to(self.slot_values.dtype)
-        self.slot_real[rows[:, None], slot] = True if kept is None else kept
+        place = ((block * c)[:, None] + torch.arange(c, device=rows.device)) % self.exact_keys.shape[2]  # (rows, c)
+        old = [
+            None if x is None else x[rows[:, None], :, place].transpose(1, 2)  # (rows, g, c, d)
+            for x in (self.exact_keys, self.exact_values, self.exact_shares)
+        ]
+        self.past.retire(rows, block, old[0], old[1], self.exact_real[rows[:, None], place], old[2])  # type: ignore[arg-type]
+
+    def _finished_blocks(self) -> Tensor:
+        """How many blocks of each row are seen as slots, ``(b,)``."""
+        return ((self.length - 1) // self.block - 1).clamp(min=0)
 
     def _position_of_place(self) -> Tensor:
         """The newest position written to each place of the exact keys, ``(b, 2 c)``; negative where there is none."""
@@ -171,18 +234,13 @@ class CausalState:
         return last - (last - places) % self.exact_keys.shape[2]
 
     def _exact_keep(self) -> Tensor:
-        c, position = self.projection.max_len, self._position_of_place()
+        c, position = self.block, self._position_of_place()
         return self.exact_real & (position >= 0) & (position // c >= (self.length[:, None] - 1) // c - 1)
-
-    def _slot_keep(self) -> Tensor:
-        slots = torch.arange(self.slot_keys.shape[2], device=self.length.device)
-        c = self.projection.max_len
-        return self.slot_real & (slots // max(1, self.slots_per_block) < ((self.length - 1) // c - 1)[:, None])
 
 
 @dataclass
 class LayerState:
-    """What one layer remembers while decoding."""
+    """The decoding state of one layer."""
 
     attention: CausalState | None = None
     past: Tensor | None = None  # (b, local_kernel - 1, ch), the last inputs of the local mixing
@@ -191,12 +249,12 @@ class LayerState:
 
 @dataclass
 class DecodingState:
-    """What a causal stack remembers while decoding: constant in size, whatever the length.
+    """The decoding state of a causal stack; its size does not depend on the length.
 
     Attributes:
         layers: one state a layer.
         length: ``(b,)``, how many tokens each row has seen.
-        source: ``(b,)``, equal for rows whose memories are; None if that has not been looked at.
+        source: ``(b,)``, equal numbers for rows with equal memories; None if they have not been compared.
     """
 
     layers: list[LayerState]
@@ -206,7 +264,7 @@ class DecodingState:
     def reorder(self, index: Tensor) -> None:
         """Keep, repeat or drop rows: row i becomes what row ``index[i]`` was.
 
-        The beams of a sample have one memory, and where rows move among them only, it stays where it is.
+        The beams of a sample have equal memories; if rows only move among them, memories are not copied.
         """
         self.length = self.length.index_select(0, index)
         memories = [layer.memory for layer in self.layers if layer.memory is not None]
@@ -225,8 +283,9 @@ class DecodingState:
 
 
 def equal_rows(memories: Sequence[Memory]) -> Tensor:
-    """A number for each row, ``(b,)``: the one of the row before it if they have the same memory in every layer."""
-    tensors = [t for memory in memories for t in memory if t is not None]
+    """A number for each row, ``(b,)``: the same as for the previous row if both have the same memory in every layer."""
+    tensors = [t for memory in memories for t in memory[:4] if t is not None]
+    tensors += [t for memory in memories if memory.exact is not None for t in memory.exact[:2]]
     new = torch.ones(len(tensors[0]), dtype=torch.bool, device=tensors[0].device)
     if len(new) > 1:
         new[1:] = torch.stack([(t[1:] != t[:-1]).flatten(1).any(1) for t in tensors]).any(0)

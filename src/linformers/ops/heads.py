@@ -1,4 +1,4 @@
-"""Heads as an axis of their own: split, and repeated for grouped queries.
+"""Heads as an axis of their own: split, joined, and repeated for grouped-query attention.
 
 Axes: b batch, h heads, g key/value heads, n positions, k slots, d channels.
 """
@@ -13,14 +13,14 @@ def to_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """``(b, 1, k, e)`` to ``(b, g, k, e / g)``; already split, it stays as it is."""
+    """``(b, 1, k, e)`` to ``(b, g, k, e / g)``; unchanged if it is split already."""
     return to_heads(x.squeeze(1), heads) if x.shape[1] == 1 else x
 
 
 def repeat_heads(x: Tensor, heads: int) -> Tensor:
-    """Give every query head its key/value head: ``(b, g, k, d)`` to ``(b, heads, k, d)``, without a copy if ``g`` is 1."""
-    b, g, k, d = x.shape
-    return x if g == heads else x[:, :, None].expand(b, g, heads // g, k, d).reshape(b, heads, k, d)
+    """Give every query head its key/value head: ``(b, g, ...)`` to ``(b, heads, ...)``, without a copy if ``g`` is 1."""
+    b, g, *others = x.shape
+    return x if g == heads else x[:, :, None].expand(b, g, heads // g, *others).reshape(b, heads, *others)
 
 
 def join_heads(x: Tensor) -> Tensor:

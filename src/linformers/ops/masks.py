@@ -13,7 +13,7 @@ def blank(x: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether what runs may depend on the values of ``x``: not in a graph that is to serve for others, nor on the meta device, which has none."""
+    """Whether code may depend on the values of ``x``: not while a graph is recorded, nor on the meta device, which has none."""
     return not (x.is_meta or torch.compiler.is_compiling() or torch.jit.is_tracing())  # type: ignore[attr-defined]
 
 
@@ -27,7 +27,7 @@ def align_left(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
     if readable(first) and not first.any():
         return x, mask, None
     places = torch.arange(mask.shape[1], device=mask.device)
-    length = torch.ones_like(mask, dtype=torch.long).sum(1, keepdim=True)  # a tensor: ONNX divides by no other
+    length = torch.ones_like(mask, dtype=torch.long).sum(1, keepdim=True)  # a tensor: ONNX needs one for %
     index = (places + first[:, None]) % length
     return take(x, index), take(mask, index), (places - first[:, None]) % length
 

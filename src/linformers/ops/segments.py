@@ -12,7 +12,7 @@ from linformers.ops.masks import blank
 def used_segments(length: int, max_len: int, k: int) -> int:
     """How many of the ``k`` segments of ``max_len`` positions begin before ``length``.
 
-    While exporting it is always ``k``: a number of slots that depends on the length has no fixed shape.
+    While exporting it is always ``k``: otherwise the number of slots would depend on the length, and have no fixed shape.
     """
     return k if torch.compiler.is_exporting() else -(-length * k // max_len)
 
@@ -31,36 +31,36 @@ def segment_windows(x: Tensor, max_len: int, k: int) -> Tensor:
     """
     s, width = x.shape[1], -(-max_len // k)
     used = used_segments(s, max_len, k)
-    if max_len % k == 0 and not torch.compiler.is_exporting():  # the windows lie side by side
+    if max_len % k == 0 and not torch.compiler.is_exporting():  # the windows do not overlap
         if used * width != s:
             x = torch.cat([x, x.new_zeros(x.shape[0], used * width - s, *x.shape[2:])], 1)
         return x.unflatten(1, (used, width))
     index = window_positions(max_len, k, used, x.device)  # (used, w)
     inside = (index < s).view(1, used, width, *[1] * (x.dim() - 2))
     gathered = x.index_select(1, index.clamp(max=s - 1).flatten()).unflatten(1, (used, width))
-    # Masks by `&`: onnxruntime has no Where for them.
+    # Masks are combined by `&`: onnxruntime has no Where for bool.
     return gathered & inside if x.dtype == torch.bool else gathered.masked_fill(~inside, 0)
 
 
 def window_positions(max_len: int, k: int, used: int, device: torch.device) -> Tensor:
-    """The position that every place of every window looks at: ``(used, w)``."""
+    """The position of every place of every window: ``(used, w)``."""
     starts = torch.arange(used, device=device) * max_len // k
     return starts[:, None] + torch.arange(-(-max_len // k), device=device)
 
 
 def piece_windows(x: Tensor, offset: int, max_len: int, k: int) -> tuple[int, Tensor, Tensor]:
-    """:func:`segment_windows` of a piece of a sequence.
+    """:func:`segment_windows` of one chunk of a sequence.
 
     Args:
         x: ``(b, c, ...)``, the positions from ``offset`` on.
 
     Returns:
-        The first segment whose window reaches the piece; the windows from there on, ``(b, m, w, ...)``, zero (or False) outside the
-        piece; and the position of each of their places, ``(m, w)``.
+        The first segment whose window overlaps the chunk; the windows from there on, ``(b, m, w, ...)``, zero (or False) outside the
+        chunk; and the position of each of their places, ``(m, w)``.
     """
     size, width = x.shape[1], -(-max_len // k)
     first, last = max(0, (offset - width) * k // max_len), min(k, -(-(offset + size) * k // max_len))
-    if max_len % k == 0 and offset % width == 0 and size % width == 0:  # the windows lie side by side
+    if max_len % k == 0 and offset % width == 0 and size % width == 0:  # the windows do not overlap
         position = torch.arange(offset, offset + size, device=x.device).view(-1, width)
         return offset // width, x.unflatten(1, (-1, width)), position
     starts = torch.arange(first, last, device=x.device) * max_len // k
@@ -102,7 +102,7 @@ def member_piece(x: Tensor, offset: int, keep: Tensor | None, max_len: int, k: i
 def filled(real: Tensor, keep: Tensor | None, always: bool = True) -> Tensor | None:
     """Which slots hold a token, from their windows ``(b or 1, used, w)``.
 
-    None if, as ``always`` says, no slot can be without one unless the tokens of its window are masked. An export computes
-    all k slots, also those that begin past the end of the input, and must look.
+    None if nothing is masked and ``always`` is True, which says that then no slot can be empty. An export computes all k slots,
+    also those that begin past the end of the input, and always checks.
     """
     return None if keep is None and always and not torch.compiler.is_exporting() else real.any(-1)

@@ -1,4 +1,4 @@
-"""The spectrum of attention: how much of its singular values the largest k have.
+"""The spectrum of attention: which share of the sum of its singular values the k largest have.
 
 Axes: n queries, m keys or slots.
 """
@@ -24,7 +24,7 @@ def cumulative(weights: Tensor) -> Tensor:
 
 
 def mean_curve(curves: Iterable[Tensor]) -> Tensor:
-    """The mean of curves of :func:`cumulative`; a shorter one has all of its spectrum within its own length."""
+    """The mean of curves of :func:`cumulative`; past its end, a shorter curve counts as 1."""
     found = list(curves)
     longest = max(len(curve) for curve in found)
     return torch.stack([torch.cat([c, c.new_ones(longest - len(c))]) for c in found]).mean(0)

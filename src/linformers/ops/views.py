@@ -1,4 +1,4 @@
-"""Views: tensors of a pass as a caller sees them, in the graph of what is computed with them.
+"""Views: tensors of a pass in the layout that a caller sees, kept in the autograd graph.
 
 Axes: b batch, n positions, k slots.
 """
@@ -13,7 +13,7 @@ from linformers.ops.masks import take
 
 
 class View(NamedTuple):
-    """How a caller sees a tensor of a pass: a change of its rows or columns, and what takes it back."""
+    """How a caller sees a tensor of a pass: a function that changes its rows or columns, and its inverse."""
 
     there: Callable[[Tensor], Tensor]
     back: Callable[[Tensor], Tensor]
@@ -22,7 +22,7 @@ class View(NamedTuple):
 def seen_through(x: Tensor, views: Sequence[View]) -> tuple[Tensor, Tensor]:
     """``x`` as a caller sees it, and ``x`` again, computed from that.
 
-    A pass that goes on with the second has the first in its graph: a caller can take gradients with respect to it.
+    If the pass continues with the second, the first is in its graph: a caller can take gradients with respect to it.
     """
     shown = x
     for view in views:
@@ -36,7 +36,7 @@ def seen_through(x: Tensor, views: Sequence[View]) -> tuple[Tensor, Tensor]:
 def all_slots(used: int, k: int) -> tuple[View, ...]:
     """Show weights ``(..., used + more)`` with the columns of all k slots: ``(..., k + more)``.
 
-    Slots that belong to positions past the end of the input were not even computed; their weight is zero.
+    Slots of positions past the end of the input were not computed; their weight is zero.
     """
     if used == k:
         return ()

@@ -1,1 +1,1 @@
-"""Saved models and tokenisers of transformers: loaded from directories alone, after their files have been checked."""
+"""Saved models and tokenisers of transformers, loaded from local directories after their files have been checked."""

@@ -1,6 +1,6 @@
 """Hugging Face files of 0.1.0, whose projections are stacked: transformers converts them while it loads.
 
-``from_pretrained`` assigns parameters past ``load_state_dict``, so that a module's own way of reading an old file is not asked.
+``from_pretrained`` assigns parameters without ``load_state_dict``, so that the conversion in ``Projection._load_from_state_dict`` does not run.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from linformers.projections.layout import to_rows
 
 
 class ToRows(ConversionOps):
-    """:func:`linformers.projections.layout.to_rows` for what belongs to a projection; other modules may have the same name (ViT's patches do)."""
+    """:func:`linformers.projections.layout.to_rows` for tensors of projections only: other modules, such as ViT's patches, may have the same name."""
 
     def convert(
         self, input_dict: dict[str, Any], source_patterns: list[str], target_patterns: list[str], **kwargs: Any
     ) -> dict[str, list[Tensor]]:
-        """Convert one tensor; transformers also says for which ``model``, and its ``full_layer_name`` there."""
+        """Convert one tensor; transformers also passes the ``model``, and the tensor's ``full_layer_name`` in it."""
         (found,) = input_dict.values()
         tensor = found[0] if isinstance(found, list) else found
         path, _, name = kwargs["full_layer_name"].rpartition(".")
@@ -32,16 +32,16 @@ class ToRows(ConversionOps):
 
     @property
     def reverse_op(self) -> ConversionOps:
-        """Itself: a model that came from an old file is saved in rows."""
+        """The same operation: a model from an old file is saved in rows."""
         return self
 
 
 def convert_old_files(name: str, others: Sequence[Any] = ()) -> None:
-    """Let ``from_pretrained`` take files of 0.1.0.
+    """Let ``from_pretrained`` load files of 0.1.0.
 
     Args:
-        name: a ``model_type``, or the name of a class, which comes first.
-        others: conversions of transformers' own that the models need as well.
+        name: a ``model_type``, or the name of a class, which has precedence.
+        others: transformers' own conversions that the models need as well.
     """
     names = [f"projection.{kind.stored}" for kind in (Dense, Convolution)]
     ours = [WeightConverter(name, name, operations=[ToRows()]) for name in names]

@@ -1,7 +1,9 @@
-"""Models and tokenisers of directories, read with transformers: no hub is asked, no code of the directory is run, and damage is a ``ValueError``."""
+"""Load models and tokenisers from directories: nothing is downloaded, no code of the directory is run, and damage is a ``ValueError``."""
 
 import os
 import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ ADVICE = "save it again, or restore it"
 
 
 def check_directory(directory: Path) -> None:
-    """Raise a ValueError for a directory in which a library would wait for a pipe, or read JSON that is no object."""
+    """Raise a ValueError for a directory with pipes or devices, or with JSON files that are damaged."""
     for entry in sorted(os.scandir(directory), key=lambda entry: entry.name):
         try:
             mode = entry.stat().st_mode
@@ -43,7 +45,7 @@ def check_directory(directory: Path) -> None:
 
 
 def of_this_machine(value: Any, place: str) -> None:
-    """The name of an attention that is installed; transformers takes one with a slash for a repository whose code it fetches and runs."""
+    """Allow only names of installed attention functions: for a name with a slash, transformers would fetch a repository and run its code."""
     names = value.values() if isinstance(value, dict) else [value]
     if any(isinstance(name, str) and "/" in name for name in names):
         raise refused(value, place, "the name of an attention that is installed; code of the hub is not run")
@@ -98,8 +100,14 @@ def load_config(directory: Path) -> Any:
         return transformers.AutoConfig.from_pretrained(directory, **OPTIONS)
 
 
+def saved_class(names: Sequence[str], *modules: Any) -> Any:
+    """The first class in one of these modules that a configuration names (``architectures``), or None."""
+    found = (getattr(module, name, None) for name in names for module in modules)
+    return next((kind for kind in found if hasattr(kind, "from_pretrained")), None)
+
+
 def load_model(kind: Any, directory: Path, **options: Any) -> Any:
-    """The model of a directory.
+    """Load the model of a directory; every loader of saved models calls this.
 
     Args:
         kind: its class, or an Auto class.
@@ -117,7 +125,22 @@ def load_model(kind: Any, directory: Path, **options: Any) -> Any:
             load_config(directory) if known is None else known.from_pretrained(directory, **OPTIONS)
         )
         limits.check_configuration(config, limits.machine_memory())
-        return kind.from_pretrained(directory, **OPTIONS, **options)
+        with quiet():
+            return kind.from_pretrained(directory, **OPTIONS, **options)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Disable the progress bars of transformers inside the block."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def load_tokenizer(directory: Path) -> Any:
@@ -132,7 +155,7 @@ def load_tokenizer(directory: Path) -> Any:
     check_directory(directory)
     with reading(f"the tokeniser of {directory}", ADVICE):
         tokenizer = transformers.AutoTokenizer.from_pretrained(directory, **OPTIONS)
-        # Much of its files is not looked at before the first text.
+        # Most of its files are not read before the first text.
         tokenizer.decode(tokenizer.encode("a b", verbose=False))
         tokenizer("a b", truncation=True, max_length=8)
         return tokenizer

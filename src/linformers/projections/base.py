@@ -4,9 +4,10 @@ Axes: b batch, h heads, s key positions, k slots, d channels.
 A projection is stored for ``max_len`` positions, and position i always uses row i of it, whatever the input's length.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,8 @@ from linformers.projections.layout import to_rows
 
 KEY, VALUE = 0, 1
 
+NO_LIMIT = sys.maxsize  # the longest input of a projection that takes any
+
 
 class Slots(NamedTuple):
     """A shortened sequence.
@@ -26,25 +29,27 @@ class Slots(NamedTuple):
     Attributes:
         content: ``(b, h, k, d)``, or ``(b, 1, k, d)`` if one projection serves all heads.
         mass: ``(b or 1, h or 1, k)``, what a sequence of ones becomes: the factor of a bias added before shortening.
-            None stands for ones; computed when it is called for, which a map without a bias does not do.
-        keep: ``(b or 1, k)``, False where a slot holds no real token; None if all take part.
+            None stands for ones. A function, because only a map with a bias needs it.
+        keep: ``(b or 1, k)``, or ``(b, h, k)`` if the heads differ: False where a slot holds no real token; None if all take part.
+        log_count: ``(b, h or 1, k)``, the logarithm of how many tokens a slot stands for, to be added to its logit; None for zeros.
     """
 
     content: Tensor
     mass: Callable[[], Tensor] | None
     keep: Tensor | None
+    log_count: Tensor | None = None
 
 
 class Sums(NamedTuple):
-    """A sequence that is being shortened piece by piece, in any order, by one process or by several.
+    """Running sums of a sequence that is shortened chunk by chunk, in any order, by one process or by several.
 
-    Those of several processes are put together by adding them up; the content of ``max`` by taking the larger.
+    The sums of several processes are added up; for the content of ``max``, the larger value is taken.
 
     Attributes:
         content: ``(b, h or 1, k, d)``.
-        mass: ``(b, h or 1, k)``, what that of :class:`Slots` returns.
+        mass: ``(b, h or 1, k)``, as the one of :class:`Slots`.
         tokens: ``(b, k)``, how many real tokens are in the window of each slot.
-        dtype: that of the sequence; content and mass are at least float32, in which many pieces add up without loss.
+        dtype: that of the sequence; content and mass are at least float32, so that adding up many chunks loses no precision.
     """
 
     content: Tensor
@@ -53,15 +58,42 @@ class Sums(NamedTuple):
     dtype: torch.dtype
 
 
+class Shortens(Protocol):
+    """An object that shortens one input: a projection, or the result of :meth:`Projection.for_input`."""
+
+    @property
+    def max_len(self) -> int: ...
+    @property
+    def k(self) -> int: ...
+    @property
+    def parts(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def linear(self) -> bool: ...
+
+    def cost(self, length: int) -> int: ...
+
+    def __call__(self, x: Tensor, keep: Tensor | None = None, part: int = KEY, k: int | None = None) -> Slots: ...
+
+    def both(
+        self, key: Tensor, value: Tensor, keep: Tensor | None = None, k: int | None = None
+    ) -> tuple[Slots, Slots]: ...
+
+    def add_chunk(
+        self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
+    ) -> None: ...
+
+
 class Projection(nn.Module, ABC):
     """What all projections have in common.
 
     Attributes:
-        max_len: the longest input.
+        max_len: the longest input; ``NO_LIMIT`` for any.
         k: the number of slots.
         parts: 2 if keys and values have a projection each, 1 if they share one.
         heads: the number of heads with a projection of their own, 1 if all share.
-        linear: whether it commutes with a map of the channels, so that either may come first.
+        linear: whether it commutes with a linear map of the channels, so that either may come first.
         stored: the name of the tensor that holds all parts and heads (see :mod:`linformers.projections.layout`), if there is one.
     """
 
@@ -78,18 +110,22 @@ class Projection(nn.Module, ABC):
 
     @property
     def count(self) -> int:
-        """The number of distinct n x k projections in here."""
+        """The number of distinct n x k projections in this module."""
         return self.parts * self.heads
 
     def cost(self, length: int) -> int:
         """Multiplications per channel of shortening ``length`` positions once."""
         return length
 
+    def for_input(self, source: Tensor, keep: Tensor | None = None, k: int | None = None) -> Shortens:
+        """The object that shortens the keys and values of one input ``(b, s, ch)``: this projection, unless it depends on the content."""
+        return self
+
     def forward(self, x: Tensor, keep: Tensor | None = None, part: int = KEY, k: int | None = None) -> Slots:
         """Shorten ``x``.
 
         Args:
-            x: ``(b, h, s, d)``, or ``(b, 1, s, d)`` for all heads alike.
+            x: ``(b, h, s, d)``, or ``(b, 1, s, d)`` if all heads have the same input.
             keep: ``(b, s)``, True where the token is real.
             part: ``KEY`` or ``VALUE``.
             k: use this many slots instead of all: the first columns of a matrix, or as many segments.
@@ -104,9 +140,9 @@ class Projection(nn.Module, ABC):
         return self(key, keep, KEY, k), self(value, keep, VALUE, k)
 
     def checked(self, length: int, k: int | None) -> int:
-        """How many slots are meant by ``k``; a ValueError if they or ``length`` are not to be had."""
+        """The number of slots that ``k`` asks for; raise a ValueError if ``k`` or ``length`` is out of range."""
         k = self.k if k is None else k
-        if not torch.compiler.is_exporting():  # an export states its bounds itself
+        if not torch.compiler.is_exporting():  # an export declares its own bounds
             check_length(length, self.max_len)
         if not 1 <= k <= self.k:
             raise ValueError(f"asked for {k} slots of a projection with {self.k}; ask for 1 to {self.k}")
@@ -114,17 +150,25 @@ class Projection(nn.Module, ABC):
 
     @abstractmethod
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
-        """:meth:`forward` after its checks. One whose ``heads`` is 1 gets ``(b, 1, s, d)``."""
+        """:meth:`forward` after its checks; if ``heads`` is 1, ``x`` is ``(b, 1, s, d)``."""
 
     def beside(self, keys: Tensor, keep: Tensor | None) -> Tensor | None:
-        """Which exact keys ``(b, g, s, d)`` count beside the slots: ``(b or 1, s)``, or None for all.
+        """Which exact keys ``(b, g, s, d)`` take part beside the slots: ``(b or 1, s)``, or None for all.
 
-        A projection that gives tokens a slot of their own says no for these, so that none counts twice.
+        A projection that gives some tokens a slot of their own excludes them here, so that no token counts twice.
         """
         return keep
 
+    def owners(self, length: int, keep: Tensor | None, k: int, device: torch.device) -> tuple[Tensor, int] | None:
+        """The slot of every position, if each position belongs to one slot, a mean, which can be opened; None otherwise.
+
+        Returns:
+            ``(b or 1, length)``, -1 where a token is not real; and the most positions that a slot can have.
+        """
+        return None
+
     def begin(self, x: Tensor, length: int, k: int | None = None) -> Sums:
-        """Nothing yet of a sequence of ``length`` positions, whose pieces look like ``x`` ``(b, h or 1, c, d)``."""
+        """Empty sums for a sequence of ``length`` positions, whose chunks have the shape and dtype of ``x`` ``(b, h or 1, c, d)``."""
         b, h, _, d = x.shape
         k, heads = self._used(length, self.k if k is None else k), max(h, self.heads)
         content, mass = (x.new_zeros(b, heads, k, *more, dtype=single(x.dtype)) for more in ([d], []))
@@ -134,10 +178,10 @@ class Projection(nn.Module, ABC):
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         """Add the positions from ``offset`` on, ``x`` ``(b, h or 1, c, d)`` with ``keep`` ``(b, c)``, in place and without gradients."""
-        raise ValueError(f"{type(self).__name__} sees its whole input at once and cannot be given it in pieces")
+        raise ValueError(f"{type(self).__name__} sees its whole input at once and cannot take it in chunks")
 
     def finish(self, sums: Sums) -> Slots:
-        """What :meth:`forward` would have made of all pieces at once."""
+        """The slots that :meth:`forward` makes of the whole sequence at once."""
         real = sums.tokens > 0
         return Slots(
             sums.content.to(sums.dtype), lambda: sums.mass, None if readable(real) and bool(real.all()) else real
@@ -148,7 +192,7 @@ class Projection(nn.Module, ABC):
         return used_segments(length, self.max_len, k)
 
     def reset_parameters(self) -> None:
-        """Draw the start anew."""
+        """Draw the initial values again."""
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> "Projection":
         """Change the maximum length or the number of slots in place; see :func:`linformers.resample`."""

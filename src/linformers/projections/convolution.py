@@ -1,4 +1,4 @@
-"""One kernel as wide as a segment, applied at the start of every segment.
+"""Convolution projections: one kernel as wide as a segment, applied at the start of every segment.
 
 Axes: b batch, h heads, s key positions, k slots, w positions of a window, d channels.
 """

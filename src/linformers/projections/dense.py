@@ -8,11 +8,11 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import _has_any_global_hook
 
 from linformers.checks import one_of
 from linformers.ops.linformer import multiply, multiply_ones
 from linformers.ops.masks import blank
+from linformers.private import has_global_hook
 from linformers.projections.base import KEY, Projection, Slots, Sums
 from linformers.projections.resample import stretch
 from linformers.watch import is_watched
@@ -23,9 +23,9 @@ STARTS = ("random", "segments")
 class Dense(Projection):
     """One n x k matrix for each part and head: the paper's E and F.
 
-    The start ``"random"`` draws from N(0, 1/max_len): keys keep their scale at full length, and at length s have
-    ``sqrt(s / max_len)`` of it. ``"segments"`` lets each slot average its own segment, plus a little noise; the segments
-    come in an order in which the first k' columns, for every k', are spread over the whole sequence.
+    The initial values ``start="random"`` are drawn from N(0, 1/max_len): keys keep their scale at full length, and have
+    ``sqrt(s / max_len)`` of it at length s. With ``"segments"`` each slot averages its own segment, plus a little noise; the
+    segments are in an order in which the first k' columns, for every k', are spread over the whole sequence.
 
     Args:
         fixed: keep the matrices in a buffer instead of a parameter: saved, moved and cast, but not trained.
@@ -70,9 +70,9 @@ class Dense(Projection):
         same = all(
             getattr(type(self), name) is getattr(Dense, name) for name in ("forward", "shorten", "used", "matrix")
         )
-        if self.parts == 1 or not same or is_watched(self) or _has_any_global_hook() or torch.compiler.is_exporting():
+        if self.parts == 1 or not same or is_watched(self) or has_global_hook() or torch.compiler.is_exporting():
             return super().both(key, value, keep, k)
-        # Cut in one step, whose backward puts the gradients of both side by side; two slices would each fill a whole one with zeros.
+        # Split in one step, whose backward writes both gradients side by side; two slices would each fill a full-size gradient with zeros.
         length, k = key.shape[2], self.checked(key.shape[2], k)
         rows = first_rows(self.weight[None], length).squeeze(0)
         e, f = rows.unflatten(1, (2, self.heads, self.k)).transpose(0, 2).unbind(1)  # (heads, s, k) each
@@ -81,7 +81,7 @@ class Dense(Projection):
         return shorten_by(e, key, keep), shorten_by(f, value, keep)
 
     def used(self, part: int, length: int, k: int) -> Tensor:
-        """What an input of ``length`` uses of E or F for ``k`` slots: ``(heads, length, k)``."""
+        """The part of E or F that an input of ``length`` uses for ``k`` slots: ``(heads, length, k)``."""
         matrix = self.matrix(part) if k == self.k else self.matrix(part)[..., :k]
         return first_rows(matrix, length)
 
@@ -113,7 +113,7 @@ class Dense(Projection):
         super().resample_(max_len, k)
         weight = self.weight.unflatten(1, (self.count, old_k))
         weight = weight[..., torch.arange(self.k, device=weight.device) % old_k]  # (old_len, parts * heads, k)
-        if self.k > old_k:  # equal columns would get equal gradients for ever
+        if self.k > old_k:  # equal columns would get equal gradients forever
             weight[..., old_k:] += noise * weight.std() * torch.randn_like(weight[..., old_k:])
         weight = weight.flatten(1)
         if self.max_len != old_len:
@@ -152,7 +152,7 @@ class Given(Dense):
         return (self.values if part else self.keys).view(self.heads, self.max_len, self.k)
 
     def reset_parameters(self) -> None:
-        """Leave the matrices alone: they are the user's."""
+        """Do nothing: the matrices are the user's."""
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
         raise ValueError("a matrix of your own cannot be resampled here; pass one of the new size")
@@ -165,13 +165,13 @@ def shorten_by(rows: Tensor, x: Tensor, keep: Tensor | None) -> Slots:
 
 
 def columns(x: Tensor, part: int, parts: int) -> Tensor:
-    """The columns of one part; all of them are no slice, whose backward would fill a gradient of zeros first."""
+    """The columns of one part; no slice if there is one part, because its backward would first fill a gradient with zeros."""
     width = x.shape[1] // parts
     return x if parts == 1 else x[:, part * width : (part + 1) * width]
 
 
 def segment_means(max_len: int, k: int) -> Tensor:
-    """The ``(max_len, k)`` matrix whose columns average one segment each, in an order that spreads every prefix."""
+    """The ``(max_len, k)`` matrix whose columns average one segment each, in an order in which every prefix is spread over the sequence."""
     starts = torch.arange(k + 1) * max_len // k
     position = torch.arange(max_len)[:, None]
     member = (position >= starts[:-1]) & (position < starts[1:])  # (max_len, k)
@@ -183,10 +183,10 @@ def segment_means(max_len: int, k: int) -> Tensor:
 def first_rows(matrix: Tensor, length: int) -> Tensor:
     """The rows of ``(h, max_len, k)`` that an input of ``length`` uses: ``(h, length, k)``.
 
-    An export copies them, because the layout of a slice depends on the length and its graph may not.
+    An export copies them: the layout of a slice would depend on the length, which the graph may not.
     """
     if torch.compiler.is_exporting():
         return matrix.index_select(1, torch.arange(length, device=matrix.device))
     if not torch.compiler.is_compiling() and length == matrix.shape[1]:
-        return matrix  # the backward of a slice, also of all of it, fills a gradient of zeros first
+        return matrix  # the backward of a slice, even of all rows, first fills a gradient with zeros
     return matrix[:, :length]

@@ -2,8 +2,8 @@
 
 Axes: n positions (of a kernel: of its window), p parts (keys, values), h heads, k slots.
 
-Stored as ``(n, p h k)``, a matrix is started at the right scale by loops that run ``xavier_uniform_`` over all parameters with more
-than one axis, as ``nn.Transformer`` and DETR do: they take all axes but the first two for the receptive field of a convolution.
+Stored as ``(n, p h k)``, a matrix is initialised at the right scale by code that runs ``xavier_uniform_`` over all parameters with more
+than one axis, as ``nn.Transformer`` and DETR do: with more axes it would take all but the first two for the receptive field of a convolution.
 Files of 0.1.0, and those of Keras, have the parts and heads stacked: ``(p, h, n, k)``, kernels ``(p, h, n)``.
 """
 
@@ -26,12 +26,12 @@ def to_stacked(rows: Tensor, parts: int, heads: int) -> Tensor:
 def moments_to_rows(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
     """The state dict of an optimiser of 0.1.0 for projections in rows.
 
-    For ``optimizer.register_load_state_dict_pre_hook``. A state of today comes back as it is.
+    For ``optimizer.register_load_state_dict_pre_hook``. A state in the present layout is returned unchanged.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     indices = [index for group in state["param_groups"] for index in group["params"]]
     found = dict(state["state"])
-    for index, parameter in zip(indices, parameters, strict=False):  # load_state_dict compares the numbers itself
+    for index, parameter in zip(indices, parameters, strict=False):  # load_state_dict compares their number itself
         if parameter.dim() == 2:
             moments = found.get(index, {})
             found[index] = {name: to_rows(x) if isinstance(x, Tensor) else x for name, x in moments.items()}

@@ -1,4 +1,4 @@
-"""Which projection a name, a sharing mode and a layer get."""
+"""Build the projection of a layer from the name of its method and its sharing mode."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,13 @@ from torch import Tensor, nn
 
 from linformers.checks import one_of
 from linformers.projections.base import Projection
+from linformers.projections.content import Content
 from linformers.projections.convolution import Convolution
 from linformers.projections.dense import STARTS, Dense, Given
 from linformers.projections.own import Custom
 from linformers.projections.pooling import Max, Mean
 
-METHODS = ("learnable", "convolution", "mean", "max", "no_params")
+METHODS = ("learnable", "convolution", "mean", "max", "no_params", "content")
 
 
 SHARINGS = ("none", "headwise", "kv", "layerwise")
@@ -22,27 +23,30 @@ Method = str | Tensor | Sequence[Tensor] | nn.Module | Sequence[nn.Module]
 
 
 def make_projection(
-    max_len: int,
+    max_len: int | None,
     k: int,
     *,
     heads: int = 1,
     sharing: str = "headwise",
     method: Method = "learnable",
     start: str = "random",
+    channels: int | None = None,
     device: torch.device | str | None = None,
     dtype: torch.dtype | None = None,
 ) -> Projection:
-    """Build the projection of one layer, or the one of all layers.
+    """Build the projection of one layer, or the one that all layers share.
 
     Args:
-        max_len: the longest input.
+        max_len: the longest input; None for any length, with ``"content"``.
         k: the number of slots.
         heads: the number of key/value heads of the layer.
         sharing: ``"none"`` gives every head its own E and F, ``"headwise"`` all heads one E and one F, ``"kv"`` one
-            matrix for both. ``"layerwise"`` is ``"kv"`` for a projection that is then handed to every layer.
-        method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"`` or ``"no_params"`` (fixed random); or a matrix,
-            or a pair of them (see :class:`Given`); or a module, or a pair of them (see :class:`Custom`).
-        start: ``"random"`` or ``"segments"``, for the learned methods.
+            matrix for both. ``"layerwise"`` is ``"kv"`` for a projection that is then passed to every layer.
+        method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"``, ``"no_params"`` (fixed random) or ``"content"`` (tokens
+            choose their slots, see :class:`Content`; keys and values share the choice, and with ``sharing="none"`` each head makes
+            its own); or a matrix, or a pair of them (see :class:`Given`); or a module, or a pair of them (see :class:`Custom`).
+        start: the initial values of the learned methods, ``"random"`` or ``"segments"``.
+        channels: of the layer's input; needed by ``"content"``.
     """
     parts, own_heads = {"none": (2, heads), "headwise": (2, 1), "kv": (1, 1), "layerwise": (1, 1)}[
         one_of("sharing", sharing, SHARINGS)
@@ -50,6 +54,12 @@ def make_projection(
     one_of("start", start, STARTS)
     if isinstance(method, Projection):
         return method
+    if isinstance(method, str) and one_of("method", method, METHODS) == "content":
+        if channels is None:
+            raise ValueError("content slots are chosen by the channels of the input; say how many, with channels=")
+        return Content(channels, k, own_heads, max_len=max_len, device=device, dtype=dtype)
+    if max_len is None:
+        raise ValueError(f"method={method!r} needs a longest input; say it, or use method='content', which has none")
     if not isinstance(method, str):
         own = [method] if isinstance(method, Tensor | nn.Module) else list(method)
         modules = [m for m in own if isinstance(m, nn.Module)]
@@ -60,7 +70,7 @@ def make_projection(
                 f"got {', '.join(type(m).__name__ for m in own) or 'an empty list'}"
             )
         return Custom(modules, max_len, k) if modules else Given(*matrices)
-    match one_of("method", method, METHODS):
+    match method:
         case "learnable" | "no_params":
             fixed = method == "no_params"
             return Dense(max_len, k, parts, own_heads, fixed=fixed, start=start, device=device, dtype=dtype)
@@ -75,8 +85,8 @@ def make_projection(
 def projection_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The learned n x k matrices of a model, to give them a smaller learning rate than the rest.
 
-    Every number of one meets a position of every input, and their changes add up over the positions: with Adam, whose steps have one
-    size, a slot moves n times as far as a number. On text a tenth of the rate of the other parameters was much better.
+    Updates to a column of E add up over n positions: Adam gives every element a step of about the same size, so a slot moves n times as
+    far as a single element. On text a tenth of the rate of the other parameters was much better.
     """
     return [p for module in model.modules() if isinstance(module, Dense) for p in module.parameters()]
 
@@ -85,7 +95,7 @@ def slots_per_layer(dim_k: int | Sequence[int], depth: int, reduce_by_layer: int
     """The number of slots of each layer: ``max(1, dim_k - i * reduce_by_layer)``, or ``dim_k`` as a list.
 
     Raises:
-        ValueError: if the list has not one entry for each layer, or both options are used.
+        ValueError: if the list does not have one entry for each layer, or both options are used.
     """
     if isinstance(dim_k, int):
         return [max(1, dim_k - i * reduce_by_layer) for i in range(depth)]

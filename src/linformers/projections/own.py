@@ -16,7 +16,7 @@ from linformers.projections.base import Projection, Slots
 class Custom(Projection):
     """A user's own module, or one for keys and one for values, each mapping ``(b, max_len, d)`` to ``(b, k, d)``.
 
-    It always sees ``max_len`` positions, zero where there is no token, so that padding equals trimming for any module.
+    Its input always has ``max_len`` positions, zero where there is no token, so that padded and trimmed inputs give the same.
     """
 
     linear = False
@@ -27,7 +27,7 @@ class Custom(Projection):
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         whole = F.pad(blank(x[:, 0], keep), (0, 0, 0, self.max_len - x.shape[2]))  # (b, max_len, d)
-        if not torch.compiler.is_exporting() and not len(whole):  # which not every module takes
+        if not torch.compiler.is_exporting() and not len(whole):  # not every module takes an empty batch
             return Slots(
                 self._nothing(whole, part)[:, None, :k], None, None if keep is None else keep[:, :1].expand(0, k)
             )
@@ -37,12 +37,12 @@ class Custom(Projection):
             raise ValueError(
                 f"the projection module turned {tuple(whole.shape)} into {tuple(content.shape)}; expected {expected}"
             )
-        # A module may make something of nothing (a bias); a sample without a token has no slots all the same.
+        # With a bias, a module's output is not zero for a sample without tokens; such a sample has no slots all the same.
         real = None if keep is None else keep.any(1, keepdim=True).expand(-1, k)
         return Slots(content[:, None, :k], None, real)
 
     def _nothing(self, whole: Tensor, part: int) -> Tensor:
-        """The content of an empty batch, ``(0, k, d)``, with all parameters in its graph."""
+        """The content of an empty batch, ``(0, k, d)``, with all parameters in the autograd graph."""
         parts = (p.flatten()[:0].to(whole.dtype) for p in self.maps[part].parameters())
         return torch.cat([whole.flatten(), *parts]).view(0, self.k, whole.shape[2])
 

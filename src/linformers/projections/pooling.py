@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from linformers.ops.precision import mean_of, weighted_sum
+from linformers.ops.seen import segment_owners
 from linformers.ops.segments import filled, member_piece, member_windows
 from linformers.projections.base import KEY, Projection, Slots, Sums
 
@@ -18,6 +19,9 @@ class Mean(Projection):
         windows, member = member_windows(x, keep, self.max_len, k)  # (b, used, w, d), (b or 1, used, w)
         content = mean_of(member, windows)  # (b, used, d)
         return Slots(content[:, None], None, filled(member, keep, always=k <= self.max_len))
+
+    def owners(self, length: int, keep: Tensor | None, k: int, device: torch.device) -> tuple[Tensor, int]:
+        return segment_owners(length, self.max_len, k, keep, device), -(-self.max_len // k)
 
     def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
@@ -56,5 +60,5 @@ class Max(Projection):
         sums.tokens[:, some] += member.sum(-1)
 
     def finish(self, sums: Sums) -> Slots:
-        content, _, keep = super().finish(sums)
+        content, _, keep, _ = super().finish(sums)
         return Slots(content.masked_fill((sums.tokens == 0)[:, None, :, None], 0.0), None, keep)

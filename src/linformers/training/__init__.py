@@ -4,22 +4,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from linformers.extras import needed, require
-from linformers.training.settings import PRESETS, Settings
+from linformers.training.presets import PRESETS
+from linformers.training.settings import Settings
 from linformers.training.stopping import Interrupted
 
 if TYPE_CHECKING:
     from linformers.training.evaluation import evaluate
     from linformers.training.fit import train
+    from linformers.training.inference import classify, fill_mask, generate
     from linformers.training.runs import Run, load_run
-    from linformers.training.use import classify, fill_mask, generate
 
 # The rest needs transformers, which takes seconds to import; the command line needs only the settings to begin with.
 PLACES = {
     "Run": "runs",
-    "classify": "use",
+    "classify": "inference",
     "evaluate": "evaluation",
-    "fill_mask": "use",
-    "generate": "use",
+    "fill_mask": "inference",
+    "generate": "inference",
     "load_run": "runs",
     "train": "fit",
 }
@@ -28,7 +29,7 @@ PLACES = {
 def __getattr__(name: str) -> Any:
     if name not in PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    require(__name__, "train", "transformers")  # what a run can do needs it sooner or later
+    require(__name__, "train", "transformers")  # all of these need it sooner or later
     with needed(__name__, "train"):
         return getattr(import_module(f"{__name__}.{PLACES[name]}"), name)
 

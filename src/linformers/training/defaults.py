@@ -1,4 +1,4 @@
-"""Defaults in the documentation of settings, so that no number is written twice."""
+"""Adds defaults to the documentation of settings, so that no number is written twice."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -11,13 +11,13 @@ def with_defaults(
     presets: Mapping[str, Mapping[str, Any]],
     vocabulary: Mapping[str, int],
 ) -> str:
-    """The documentation of settings, each with its default, where it does not say that in words.
+    """The documentation of settings, with defaults added where there is one.
 
     Args:
         text: a section with the name of each setting on a line of its own.
         names: of all settings.
-        defaults: of settings that have one whatever the preset is.
-        presets: what each preset says.
+        defaults: those that do not depend on the preset.
+        presets: the values of each preset.
         vocabulary: replaces ``{vocabulary}``.
     """
     lines: list[str] = []

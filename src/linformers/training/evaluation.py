@@ -1,4 +1,4 @@
-"""``evaluate``: how good a run is on a part of its data, beside what the frequencies alone would give.
+"""``evaluate``: the scores of a run on a part of its data, with those of a frequency baseline.
 
 Axes: c classes.
 """
@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linformers.training.checkpoints import write_json
-from linformers.training.measure import measure
+from linformers.files.whole import write_json
+from linformers.training.batch_order import Batches, loader
+from linformers.training.measure import score
 from linformers.training.models import parameters
 from linformers.training.progress import Progress
 from linformers.training.runs import RESULTS, Run
 from linformers.training.sources import examples_of
-from linformers.training.stream import Batches, loader
 
 Part = Literal["train", "validation", "test"]
 
@@ -35,11 +35,11 @@ def evaluate(
 
     Args:
         run: what :func:`load_run` opened.
-        part: which part; the model has seen the training part.
-        limit: at most so many batches.
+        part: the part to test on; the model was trained on ``"train"``.
+        limit: the most batches.
         batch_size: of these batches; None takes that of training.
         samples: how many examples to show.
-        progress: show what is done.
+        progress: show a progress bar.
     """
     from linformers.data import frequency_baseline
     from linformers.training.samples import samples as examples_with_answers
@@ -64,7 +64,7 @@ def evaluate(
         )
     shows.say(f"testing {run.weights} on the {part} part, {len(batches)} batches")
     try:
-        found = measure(model, run.task, batches, model.device, seen)
+        found, also = score(model, run.task, batches, model.device, seen)
     finally:
         shows.stop()
     examples.set_epoch(0)
@@ -74,6 +74,7 @@ def evaluate(
         "task": run.task,
         "attention": run.settings.attention,
         **found.summary(),
+        **also,
         "labels": found.labels,
         "examples_tested": counted,
         "texts": len(examples)
@@ -95,7 +96,7 @@ def class_report(confusion: NDArray[np.int64], labels: list[str]) -> list[dict[s
     """Precision, recall, F1 and support of each class.
 
     Args:
-        confusion: ``(c, c)``, how often a class was taken for which.
+        confusion: ``(c, c)``, examples by their class and the predicted class.
     """
     right, taken, there = np.diag(confusion), confusion.sum(0), confusion.sum(1)
     rows = []

@@ -1,4 +1,4 @@
-"""``train``: begin or go on with a run, to its final weights and results."""
+"""``train``: begin or resume a run, up to its final weights and results."""
 
 from contextlib import closing
 from pathlib import Path
@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from linformers.extras import require
+from linformers.files.whole import reason, write_json
 from linformers.training import models, processes
-from linformers.training.checkpoints import last_good, manifest, reason, write_json, written_aside
+from linformers.training.batch_order import Batches, loader
+from linformers.training.checkpoints import last_good, manifest, written_aside
 from linformers.training.lock import working_in
 from linformers.training.metrics import MetricsFile
 from linformers.training.opening import At, enter, is_done, open_run
@@ -17,31 +19,30 @@ from linformers.training.runs import BEST, FINAL, TALLY, Run, load_run
 from linformers.training.settings import Settings
 from linformers.training.sources import examples_of
 from linformers.training.stopping import Interrupted, Interruption, best_row, is_stale
-from linformers.training.stream import Batches, loader
 
 if TYPE_CHECKING:
     from linformers.training.trainer import RunTrainer
 
 
 def train(settings: Settings, out: Path | str, *, resume: bool = True, progress: bool = True) -> dict[str, Any]:
-    """Train a model, or go on with a run that was interrupted; afterwards test it.
+    """Train a model, or resume an interrupted run; then test it.
 
     Args:
-        settings: what is not given comes from the preset, or from the run that goes on.
+        settings: what is not given comes from the preset, or from the resumed run.
         out: the directory of the run.
-        resume: go on if ``out`` holds a run; False begins again, and removes it.
-        progress: show it.
+        resume: continue a run in ``out``; False removes it and begins again.
+        progress: show a progress bar.
 
     Returns:
         The results, which are in ``results.json`` too.
 
     Raises:
-        ValueError: for settings without a meaning, or that contradict the saved run, for a loss that is not a number, and if another
+        ValueError: for settings that are invalid or contradict the saved run, for a loss that is not a number, and if another
             process is training there.
         OSError: if something could not be written; checkpoints that are there are kept.
         Interrupted: if the user stopped it; everything is saved.
     """
-    require("linformers.training", "train", "accelerate")  # the Trainer looks for it when the data is prepared
+    require("linformers.training", "train", "accelerate")  # otherwise the Trainer fails only after the data is prepared
     out = Path(out)
     processes.join()
     if not processes.is_main():

@@ -1,4 +1,4 @@
-"""One process at a time in the directory of a run."""
+"""A lock: one process at a time in the directory of a run."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 def working_in(directory: Path) -> Iterator[None]:
     """:func:`alone` in a directory that is made if it is not there, and removed again if an error leaves it empty.
 
-    A directory that cannot be made is left to the next one to write, who says it in words.
+    If it cannot be made, the first write into it raises the error.
     """
     there = directory.exists()
     with suppress(OSError):
@@ -28,10 +28,10 @@ def working_in(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Nobody else works in ``directory`` meanwhile.
+    """Hold a lock on ``directory``.
 
-    The lock is on the directory itself and ends with the process, however that ends: nothing is left behind. Where there are no such
-    locks (Windows, some network disks), there is none.
+    The lock is on the directory itself and ends with the process, however that ends. Where the system has no such locks (Windows, some
+    network disks), nothing is locked.
 
     Raises:
         ValueError: if another process has it.

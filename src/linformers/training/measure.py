@@ -1,21 +1,22 @@
-"""Loss and hits of a model on batches, summed up token by token; no logits are kept.
+"""Loss and correct predictions of a model, summed over the tokens of batches; no logits are kept.
 
 Axes: b batch, n positions, t target positions, v tokens of the vocabulary, c classes.
 """
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from linformers.labels import IGNORED
+from linformers.models.held import Watch, content_stacks, slots_alive
 from linformers.training.metrics import Tally
-
-IGNORED = -100
 
 
 def run_model(model: Any, task: str, inputs: dict[str, Tensor], **options: Any) -> Any:
-    """What the model says about a batch with labels; masked words are guessed where they are asked only."""
+    """The model's output for a batch with labels; for mlm, logits of the masked positions only."""
     if task == "mlm":
         options["asked_only"] = True
     return model(**inputs, **options)
@@ -23,7 +24,7 @@ def run_model(model: Any, task: str, inputs: dict[str, Tensor], **options: Any) 
 
 @torch.no_grad()
 def guesses(task: str, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The best guess for each label that there is, and the label.
+    """The predicted token or class for each label, and the label.
 
     Args:
         logits: ``(labels, v)`` for mlm, ``(b, n, v)`` for clm, ``(b, t, v)`` for seq2seq, ``(b, c)`` for classify.
@@ -52,19 +53,22 @@ def measure(
     batches: Iterable[dict[str, Tensor]],
     device: torch.device | str = "cpu",
     seen: Callable[[Tensor, Tensor, int], None] | None = None,
+    watch: Watch | None = None,
 ) -> Tally:
-    """Sum up the loss and the hits of a model over batches.
+    """Sum the loss and the correct predictions of a model over batches.
 
     Args:
-        seen: called with the guesses, the labels and the number of examples of each batch.
+        seen: called with the predictions, the labels and the number of examples of each batch.
+        watch: records what slots hold of the first batch.
     """
     was_training = model.training
     model.eval()
     total = Tally()
     try:
-        for batch in batches:
+        for i, batch in enumerate(batches):
             inputs = {name: value.to(device) for name, value in batch.items()}
-            outputs = run_model(model, task, inputs, num_items_in_batch=1)  # the sum, not the mean
+            with nullcontext() if watch is None or i else watch:
+                outputs = run_model(model, task, inputs, num_items_in_batch=1)  # the sum, not the mean
             best, labels = guesses(task, outputs.logits, inputs["labels"])
             total.loss += float(outputs.loss)
             total.labels += labels.numel()
@@ -75,3 +79,20 @@ def measure(
     finally:
         model.train(was_training)
     return total
+
+
+def score(
+    model: Any,
+    task: str,
+    batches: Iterable[dict[str, Tensor]],
+    device: torch.device | str = "cpu",
+    seen: Callable[[Tensor, Tensor, int], None] | None = None,
+) -> tuple[Tally, dict[str, float]]:
+    """:func:`measure`, and beside its sums ``slots_alive`` of the first batch, if the model has content slots.
+
+    That is :func:`linformers.models.held.slots_alive`.
+    """
+    watch = Watch(stacks) if (stacks := content_stacks(model)) else None
+    found = measure(model, task, batches, device, seen, watch)
+    alive = None if watch is None else slots_alive(watch.held)
+    return found, {} if alive is None else {"slots_alive": round(alive, 4)}

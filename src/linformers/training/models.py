@@ -35,7 +35,7 @@ def configuration(settings: Settings, tokenizer: Any, labels: list[str]) -> Linf
     """The configuration of a model for these settings, which are filled in.
 
     Args:
-        tokenizer: says how many tokens there are, and which are special.
+        tokenizer: gives the number of tokens and the special ones.
         labels: the names of the classes, for classify.
     """
     options: dict[str, Any] = {}
@@ -77,10 +77,10 @@ def configuration(settings: Settings, tokenizer: Any, labels: list[str]) -> Linf
 
 
 def complete(settings: Settings) -> Settings:
-    """Fill settings in, and check them by the model that they describe.
+    """Fill in settings, and check them by building their model without weights.
 
     Raises:
-        ValueError: for values without a meaning, in the words of the command.
+        ValueError: for invalid values, with the names of options.
     """
     found = settings.filled()
     check_model(found)
@@ -88,7 +88,7 @@ def complete(settings: Settings) -> Settings:
 
 
 def build(settings: Settings, tokenizer: Any, labels: list[str]) -> Any:
-    """A new model, whose first weights depend on the seed alone.
+    """A new model, whose initial weights depend on the seed alone.
 
     Raises:
         ValueError: if it does not fit into memory.
@@ -105,9 +105,9 @@ def check_model(settings: Settings) -> None:
     """Build the model of these settings without its weights.
 
     Raises:
-        ValueError: if there is no such model, in the words of the command.
+        ValueError: if there is no such model, with the names of options.
     """
-    # None of these changes what is possible, and a comparison asks for each of its seeds. All layers are alike.
+    # None of these changes what is possible, and a comparison checks every seed. All layers have the same sizes.
     alike: dict[str, Any] = {"seed": 0, "data": None, "targets": None, "max_steps": 1, "learning_rate": 1.0}
     checked(dataclasses.replace(settings, **alike, depth=min(settings.depth, 2)))
 
@@ -122,15 +122,15 @@ def outline(settings: Settings, tokenizer: Any, labels: list[str]) -> Any:
     """The model that :func:`build` gives, without weights.
 
     Raises:
-        ValueError: if there is no such model, in the words of the command.
+        ValueError: if there is no such model, with the names of options.
     """
     with spoken(), warnings.catch_warnings(), torch.device("meta"):
-        warnings.simplefilter("ignore")  # the model itself will tell
+        warnings.simplefilter("ignore")  # the real model warns
         return MODELS[settings.task](configuration(settings, tokenizer, labels))
 
 
 class Tokens:
-    """As much of a tokeniser as a configuration asks for."""
+    """The attributes of a tokeniser that a configuration needs."""
 
     pad_token_id, bos_token_id, eos_token_id = 0, 1, 2
 
@@ -140,23 +140,18 @@ class Tokens:
 
 def load(directory: Path, task: str) -> Any:
     """The model of ``final/``, ``best/`` or a checkpoint, ready to be used."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
     model = pretrained.load_model(MODELS[task], directory)
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
 
 
 def save(model: Any, tokenizer: Any, directory: Path) -> None:
     """Write weights and configuration, and the tokeniser if there is one."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    model.save_pretrained(directory)
+    with pretrained.quiet():
+        model.save_pretrained(directory)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
 
 
 def parameters(model: Any) -> int:
-    """How many numbers are trained."""
+    """The number of trained parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

@@ -1,4 +1,4 @@
-"""The beginning of a run, or its continuation: everything is checked first, and only then is something written into its directory."""
+"""Opens a new or a resumed run: everything is checked before anything is written into its directory."""
 
 import dataclasses
 import shutil
@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from linformers.files.whole import reason
 from linformers.training import models
-from linformers.training.checkpoints import checkpoints, manifest, reason, tidy
+from linformers.training.checkpoints import checkpoints, manifest, tidy
 from linformers.training.metrics import EVENTS, FILE, read
 from linformers.training.progress import Progress
 from linformers.training.runs import BEST, CONFIG, DATA, FINAL, RESULTS, Run, load_run, write_config
@@ -38,11 +39,11 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
     A command that is refused leaves the directory as it was. Text is prepared aside, and gets its place with the configuration.
 
     Args:
-        resume: go on with a run that is there; otherwise it is removed, when everything about the new one is checked.
-        at: how far that run is.
+        resume: continue an existing run; otherwise it is removed once the new one has been checked.
+        at: its last checkpoint.
 
     Raises:
-        ValueError: for settings without a meaning or that contradict the saved run, and for data that cannot be used.
+        ValueError: for settings that are invalid or contradict the saved run, and for data that cannot be used.
         OSError: if something cannot be read or written.
     """
     there = (out / CONFIG).exists()
@@ -80,7 +81,7 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
 
 
 def continued(settings: Settings, saved: Run, at: At) -> Settings | None:
-    """The settings with which a saved run goes on, or None if it was only begun, with others, and can begin again.
+    """The settings of the resumed run, or None if the settings differ but nothing was saved yet, so that it can begin again.
 
     Raises:
         ValueError: if they contradict a run of which something is saved.
@@ -89,7 +90,7 @@ def continued(settings: Settings, saved: Run, at: At) -> Settings | None:
     try:
         asked = settings.resumed(saved.settings)
     except ValueError:
-        known = "given" in saved.about or "data_fingerprint" not in saved.about  # what the user typed to begin it
+        known = "given" in saved.about or "data_fingerprint" not in saved.about  # the options that the user gave
         if known and not any((out / name).exists() for name in (FINAL, BEST, RESULTS)) and not checkpoints(out):
             return None
         raise
@@ -134,7 +135,7 @@ def clear(out: Path, data: bool = True) -> None:
 
 
 def check_length(settings: Settings, out: Path, at: At) -> None:
-    """Raise a ValueError if a run is further than it should go."""
+    """Raise a ValueError if a run has more steps than ``max_steps`` already."""
     if at is not None and at[0] > settings.max_steps:
         raise ValueError(
             f"--max-steps is {settings.max_steps}, but the run in {out} is at step {at[0]} already; give at least that, or "
@@ -143,7 +144,7 @@ def check_length(settings: Settings, out: Path, at: At) -> None:
 
 
 def is_done(run: Run, at: At) -> bool:
-    """Whether the final weights are there, whole, and as far as they should be."""
+    """Whether the final weights are there, whole, and from the last step."""
     try:
         until = manifest(run.directory / FINAL)["until"]
     except (ValueError, KeyError):  # not there, or damaged: it is written again

@@ -1,29 +1,27 @@
-"""Errors in the words of the command: where a model says ``hidden_size=130``, the user typed ``--width 130``."""
+"""Errors with the names of options: where a model says ``hidden_size=130``, the user typed ``--width 130``."""
 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-# What settings are called in the configuration of a model, in a stack and in examples.
-SETTINGS = {
-    **{
-        "hidden_size": "width",
-        "channels": "width",
-        "intermediate_size": "feedforward",
-        "decoder_ffn_dim": "feedforward",
-    },
-    **{"num_attention_heads": "heads", "decoder_attention_heads": "heads", "nhead": "heads"},
-    **{"num_hidden_layers": "depth", "decoder_layers": "depth", "depth": "depth"},
-    **{"max_position_embeddings": "n", "input_size": "n", "max_length": "n"},
-    **{"max_target_positions": "target_n", "target_length": "target_n"},
-    **{"proj_k": "k", "decoder_proj_k": "k", "cross_proj_k": "k", "dim_k": "k", "k": "k"},
-    **{"hidden_dropout_prob": "dropout", "attention_probs_dropout_prob": "dropout", "parameter_sharing": "sharing"},
-    **{"position_embedding_type": "positions", "vocab_size": "vocab_size", "block_size": "block_size"},
-    **{"local_window": "local_window", "local_kernel": "local_kernel", "cross_attention": "cross_attention"},
-    **{"mask_share": "mask_share", "noise_share": "noise_share", "label_column": "label_column"},
-    **{"target_column": "target_column", "attention": "attention", "sharing": "sharing", "method": "method"},
-    **{"start": "start", "norm": "norm", "pooling": "pooling", "noise": "noise"},
+# What each setting is called in the configuration of a model, in a stack and in examples.
+CALLED = {
+    "width": ("hidden_size", "channels"),
+    "feedforward": ("intermediate_size", "decoder_ffn_dim"),
+    "heads": ("num_attention_heads", "decoder_attention_heads", "nhead"),
+    "depth": ("num_hidden_layers", "decoder_layers", "depth"),
+    "n": ("max_position_embeddings", "input_size", "max_length"),
+    "target_n": ("max_target_positions", "target_length"),
+    "k": ("proj_k", "decoder_proj_k", "cross_proj_k", "dim_k", "k"),
+    "dropout": ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+    "sharing": ("parameter_sharing", "sharing"),
+    "positions": ("position_embedding_type",),
 }
+SAME = (
+    *("vocab_size", "block_size", "local_window", "local_kernel", "cross_attention", "mask_share", "noise_share"),
+    *("label_column", "target_column", "attention", "method", "start", "norm", "pooling", "noise"),
+)
+SETTINGS = {name: setting for setting, names in CALLED.items() for name in names} | {name: name for name in SAME}
 
 
 def option(name: str) -> str:
@@ -34,12 +32,12 @@ def option(name: str) -> str:
 def in_options(text: str, names: Mapping[str, str] = SETTINGS) -> str:
     """A message with names of settings as options.
 
-    ``name=value`` becomes ``--option value`` and ``name must`` becomes ``--option must``. A name with an underscore is replaced wherever it
-    is; any other is a word of the language, too.
+    ``name=value`` becomes ``--option value`` and ``name must`` becomes ``--option must``. A name with an underscore is replaced everywhere;
+    any other may also be an English word.
 
     Args:
         text: the message.
-        names: what each name is called among the settings.
+        names: the setting of each name.
     """
     known = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
 
@@ -49,13 +47,13 @@ def in_options(text: str, names: Mapping[str, str] = SETTINGS) -> str:
             return match[0]
         return option(names[name]) + (" " if follows else "")
 
-    apart = r"[\w/\\.'\"-]"  # inside another name, a path or quotes it is something else
+    apart = r"[\w/\\.'\"-]"  # inside another name, a path or quotes it is not the setting
     return re.sub(rf"(?<!{apart})({known})(?!{apart})(\s?=\s?|\s(?=must\b))?", replaced, text)
 
 
 @contextmanager
 def spoken(names: Mapping[str, str] = SETTINGS) -> Iterator[None]:
-    """Let the ValueErrors of the block speak of options, see :func:`in_options`."""
+    """Rewrite the ValueErrors of the block, see :func:`in_options`."""
     try:
         yield
     except ValueError as error:

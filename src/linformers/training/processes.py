@@ -1,4 +1,4 @@
-"""Several processes that train together, as ``torchrun`` starts them; one alone needs nothing of this."""
+"""Training in several processes, as ``torchrun`` starts them; every function also works in a single one."""
 
 import os
 
@@ -6,34 +6,34 @@ import torch
 
 
 def world() -> int:
-    """How many there are."""
+    """The number of processes."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def rank() -> int:
-    """Which one this is; 0 is the one that writes."""
+    """The index of this process; 0 writes the files."""
     return int(os.environ.get("RANK", "0"))
 
 
 def is_main() -> bool:
-    """Whether this is the one that writes."""
+    """Whether this process writes the files."""
     return rank() == 0
 
 
 def join() -> None:
-    """Meet the others."""
+    """Join the process group."""
     if world() > 1 and not torch.distributed.is_initialized():
         torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
 
 
 def wait() -> None:
-    """Wait until all have come here."""
+    """Wait until all processes have called this."""
     if world() > 1:
         torch.distributed.barrier()
 
 
 def leave() -> None:
-    """Part from the others, after a run that went well."""
+    """Leave the process group, after a run that went well."""
     if world() > 1 and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

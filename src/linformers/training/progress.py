@@ -28,12 +28,11 @@ class Progress:
         self.began, self.first, self.steps = 0.0, 0, 0
 
     def say(self, text: str) -> None:
-        """Print a line."""
         if self.shown:
             self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def work(self, what: str, done: int, total: int | None) -> None:
-        """Show how far some other work is, on a terminal."""
+        """Show the progress of other work, on a terminal."""
         if not (self.shown and self.console.is_terminal):
             return
         if self.bar is None or self.what != what:
@@ -45,7 +44,7 @@ class Progress:
         self.bar.update(self.task, completed=done, total=total)
 
     def start(self, step: int, steps: int) -> None:
-        """Training begins behind this step."""
+        """Show the bar of training, which begins after this step."""
         self.began, self.first, self.steps = time.monotonic(), step, steps
         if self.shown and self.console.is_terminal:
             self.bar = Bar(
@@ -60,13 +59,13 @@ class Progress:
             self.task = self.bar.add_task("training", total=steps, completed=step, facts="")
             self.bar.start()
 
-    def step(self, step: int) -> None:
-        """One more update is done."""
+    def advance(self, step: int) -> None:
+        """Move the bar to this step."""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
 
     def show(self, row: dict[str, Any]) -> None:
-        """A line of metrics was written."""
+        """Show a line of metrics."""
         self.rows[row["part"]] = row
         if self.bar is not None:
             parts = ("train", "validation") if self.console.width >= 120 else (row["part"],)
@@ -77,20 +76,21 @@ class Progress:
             self.say(f"step {row['step']}/{self.steps}: {self.facts(row)}{self.left(row['step'])}")
 
     def facts(self, row: dict[str, Any]) -> str:
-        """The numbers of a line, shortly."""
+        """The numbers of a line in short form."""
         shown = []
         for name, short, form in (
             ("loss", "loss", "{:.3f}"),
             ("perplexity", "ppl", "{:,.1f}"),
             ("accuracy", "acc", "{:.1%}"),
             ("tokens_per_second", "tok/s", "{:,.0f}"),
+            ("slots_alive", "slots alive", "{:.0%}"),
         ):
             if name in row:
                 shown.append(f"{short} {form.format(row[name])}")
         return ("validation " if row["part"] == "validation" else "") + " ".join(shown)
 
     def left(self, step: int) -> str:
-        """How long it will take, for a plain line."""
+        """The estimated time left, for a plain line."""
         done = step - self.first
         if done < 1 or step >= self.steps:
             return ""
@@ -98,7 +98,7 @@ class Progress:
         return f", {int(seconds) // 60}:{int(seconds) % 60:02d} left"
 
     def stop(self) -> None:
-        """Training is over, or has failed."""
+        """Remove the bar."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from linformers.files.checked import an_object, damaged, each, fields, named, number, read_object, text, whole
+from linformers.files.whole import write_json
 from linformers.training import metrics as lines
-from linformers.training.checkpoints import MANIFEST, last_good, manifest, write_json
-from linformers.training.settings import DEFAULTS, Settings, check_types
+from linformers.training.checkpoints import MANIFEST, last_good, manifest
+from linformers.training.presets import DEFAULTS
+from linformers.training.settings import Settings, check_types
 
 if TYPE_CHECKING:
     from linformers.data import Prepared
@@ -17,7 +19,7 @@ CONFIG = "config.json"
 RESULTS = "results.json"
 FINAL = "final"
 BEST = "best"  # with patience: the weights of the least validation loss
-DATA = "data"  # where text that was not prepared is prepared
+DATA = "data"  # where text is prepared for the run
 TALLY = "tally.json"  # beside weights: what training them took
 
 # The fields of these files.
@@ -32,6 +34,7 @@ OF_RESULTS = {
     **{"labels": whole(), "examples_tested": whole(), "parameters": whole(), "tokens_per_second": number(0)},
     **{"peak_memory_mb": number(0), "seconds": number(0)},
     **SCORES,
+    "slots_alive": number(0, 1),
     "baseline": fields({}, SCORES),
     "examples": each(named(text())),
     "per_class": each(
@@ -57,11 +60,11 @@ TESTED_AGAIN = "remove it, and test the run again with `linformers evaluate`"
 
 @dataclass(frozen=True)
 class Run:
-    """A run; what is in it is read when it is asked for.
+    """A run, whose files are read on demand.
 
     Attributes:
         directory: where it is.
-        settings: filled in.
+        settings: complete.
         about: all of ``config.json``.
     """
 
@@ -71,12 +74,10 @@ class Run:
 
     @property
     def task(self) -> str:
-        """What it was trained for."""
         return self.settings.task
 
     @cached_property
     def prepared(self) -> "Prepared":
-        """Its data."""
         from linformers.data import load
 
         return load(data_directory(self.settings, self.directory))
@@ -109,7 +110,6 @@ class Run:
 
     @cached_property
     def tokenizer(self) -> Any:
-        """Its tokeniser."""
         final = self.directory / FINAL
         if (final / "tokenizer.json").is_file():
             import linformers.hf  # noqa: F401 - so that the configuration beside it is known, and not warned of
@@ -132,12 +132,12 @@ class Run:
 
     @property
     def results(self) -> dict[str, Any] | None:
-        """What ``results.json`` says, or None if there is none yet."""
+        """The content of ``results.json``, or None before the run is tested."""
         path = self.directory / RESULTS
         return read_object(path, OF_RESULTS_ALWAYS, OF_RESULTS, advice=TESTED_AGAIN) if path.is_file() else None
 
     def cost(self) -> dict[str, float]:
-        """What training took: tokens a second, seconds, and the most megabytes."""
+        """The cost of training: tokens a second, seconds, and peak memory."""
         found = read_object(self.weights / TALLY, OF_TALLY)
         total = lines.Tally(**found["total"])
         speed = total.tokens / total.seconds if total.seconds else 0.0
@@ -171,14 +171,14 @@ def load_run(directory: Path | str) -> Run:
         with damaged(path):
             check_types(about["settings"])
             values = {name: tuple(v) if isinstance(v, list) else v for name, v in about["settings"].items()}
-            settings = Settings(**{**DEFAULTS, **values}).filled()  # a setting may be younger than the run
+            settings = Settings(**{**DEFAULTS, **values}).filled()  # the run may be from a version without some setting
     except ValueError as error:
         raise ValueError(f"{error}; give the directory of a run, or restore the file") from None
     return Run(directory, settings, about)
 
 
 def write_config(directory: Path, settings: Settings, **facts: Any) -> None:
-    """Write ``config.json``: the settings, the versions, and what else is known."""
+    """Write ``config.json``: the settings, the versions, and ``facts``."""
     import torch
     import transformers
 

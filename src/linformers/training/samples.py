@@ -1,21 +1,21 @@
-"""Some examples of a part with what the model says about them, to be looked at."""
+"""Some examples of a part with the model's predictions, for a reader."""
 
 from typing import Any
 
 import numpy as np
 import torch
 
-from linformers.training.measure import IGNORED
+from linformers.labels import IGNORED
+from linformers.training.inference import generate_from
 from linformers.training.runs import Run
-from linformers.training.use import say
 
-SHOWN = 24  # tokens to begin with, and to go on with
+SHOWN = 24  # tokens of a prompt, and of its continuation
 
 
 def samples(run: Run, examples: Any, count: int) -> list[dict[str, str]]:
     """Evenly spread examples: ``{"input", "output", "expected"}``, as text."""
     lengths = np.asarray(examples.lengths)
-    # Something to read, but not pages of it.
+    # Short enough to read.
     places = np.flatnonzero((lengths >= min(2 * SHOWN, int(lengths.max()))) & (lengths <= max(100, lengths.min())))
     places = places if len(places) >= count else np.arange(len(lengths))
     chosen = places[np.linspace(0, len(places) - 1, min(count, len(places))).astype(int)]
@@ -24,15 +24,15 @@ def samples(run: Run, examples: Any, count: int) -> list[dict[str, str]]:
 
 
 def sample(run: Run, example: dict[str, Any]) -> dict[str, str]:
-    """One of them."""
+    """The sample of one example."""
     ids, labels = np.asarray(example["input_ids"]), example["labels"]
     match run.task:
         case "clm":
             half = min(SHOWN, len(ids) // 2)
-            said = say(run, ids[:half].tolist(), half, {"do_sample": False})
+            said = generate_from(run, ids[:half].tolist(), half, {"do_sample": False})
             return {"input": text(run, ids[:half]), "output": said, "expected": text(run, ids[half : 2 * half])}
         case "seq2seq":
-            said = say(run, ids.tolist(), run.settings.target_n, {"do_sample": False})
+            said = generate_from(run, ids.tolist(), run.settings.target_n, {"do_sample": False})
             return {"input": text(run, ids, marks=True), "output": said, "expected": text(run, labels)}
         case "mlm":
             asked = labels != IGNORED

@@ -1,4 +1,4 @@
-"""``Settings``: everything that says what a run is, what a preset fills in, and how two sets of settings may differ.
+"""``Settings`` of a run: presets and defaults, checks, and what a resumed run may change.
 
 Axes: n positions, k slots.
 """
@@ -8,70 +8,45 @@ import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 from linformers import limits
+from linformers.checks import at_least_one, not_negative, one_of
 from linformers.files.checked import maybe, of_type
 from linformers.models.options import Shared, unset
 from linformers.ops.blocks import block_sizes
 from linformers.training.defaults import with_defaults
 from linformers.training.options import option, spoken
+from linformers.training.presets import DEFAULTS, PRESETS, VOCABULARY
 
 Task = Literal["mlm", "clm", "seq2seq", "classify"]
 Preset = Literal["tiny", "small", "base"]
+Precision = Literal["fp32", "bf16"]
+Schedule = Literal["cosine", "linear", "constant"]
 
-UNSAID: Any = None  # the value of a setting that nobody gave; `filled` replaces it
+UNSET: Any = None  # a setting that was not given; `filled` replaces it
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "n": 128, "width": 128, "depth": 2, "heads": 4, "dropout": 0.0, "batch_size": 16, "learning_rate": 2e-3,
-        "max_steps": 500,
-    },
-    "small": {
-        "n": 256, "width": 192, "depth": 4, "heads": 6, "dropout": 0.0, "batch_size": 16, "learning_rate": 1.5e-3,
-        "max_steps": 2000,
-    },
-    "base": {
-        "n": 512, "width": 512, "depth": 6, "heads": 8, "dropout": 0.1, "batch_size": 32, "learning_rate": 5e-4,
-        "max_steps": 20000,
-    },
-}  # fmt: skip
-DEFAULTS: dict[str, Any] = {
-    **{field.name: field.default for field in dataclasses.fields(Shared) if field.default is not None},
-    "task": "mlm",
-    "preset": "small",
-    "cross_attention": "full",
-    "sharing": "layerwise",
-    "local_kernel": 5,
-    "positions": "sinusoidal",
-    "norm": "pre",
-    "pooling": "mean",
-    "tie": False,
-    "mask_share": 0.15,
-    "noise": "infill",
-    "noise_share": 0.3,
-    "accumulation": 1,
-    "projection_rate": 0.1,
-    "warmup": 0.1,
-    "schedule": "cosine",
-    "weight_decay": 0.01,
-    "clip": 1.0,
-    "precision": "fp32",
-    "recompute": False,
-    "patience": 0,
-    "eval_batches": 50,
-    "keep": 2,
-    "workers": 0,
-    "seed": 0,
-}
-VOCABULARY = {"tiny": 4096, "small": 8192, "base": 16384}  # tokens of a new tokeniser, by preset
-QUICK: dict[str, Any] = {"preset": "tiny", "n": 64, "width": 64, "max_steps": 20, "eval_batches": 5}
 POSITIVE = (
-    *("n", "target_n", "k", "block_size", "width", "depth", "heads", "feedforward", "vocab_size", "batch_size"),
+    *(
+        "n",
+        "target_n",
+        "k",
+        "block_size",
+        "open_reach",
+        "width",
+        "depth",
+        "heads",
+        "feedforward",
+        "vocab_size",
+        "batch_size",
+    ),
     *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads"),
 )
-NOT_NEGATIVE = ("local_kernel", "local_window", "eval_batches", "patience", "workers", "weight_decay", "clip", "seed")
-# What a resumed run may change, because the weights up to here would have been the same (`max_steps` moves the schedule).
+NOT_NEGATIVE = (
+    *("local_kernel", "local_window", "open_slots", "eval_batches", "patience", "workers", "weight_decay", "clip"),
+    "seed",
+)
+# What a resumed run may change: the weights so far do not depend on it (`max_steps` does change the schedule).
 FREE = ("max_steps", "save_steps", "eval_steps", "log_steps", "eval_batches", "patience", "keep", "workers", "threads")
 
 
@@ -115,15 +90,19 @@ class Settings:
     sharing
         Which projections are one: none, headwise, kv, or layerwise.
     method
-        How positions become slots: learnable, convolution, mean, max, or no_params.
+        How positions become slots: learnable, convolution, mean, max, no_params, or content (tokens choose their slots).
     start
         How learned projections begin: at random, or as means of segments.
     block_size
-        Positions of a block of a causal model; by default about n/8.
+        Positions of a block of a causal model; by default about n/8, and at most 128.
     local_kernel
         Width of a depthwise convolution before attention; 0 for none.
     local_window
         Also see the exact keys of neighbouring blocks of this many positions; 0 for none. Not for clm.
+    open_slots
+        Slots that each query opens, to see the exact keys they stand for; 0 for none. With --method mean.
+    open_reach
+        The positions whose exact keys clm can open, and which decoding keeps; by default all.
     positions
         sinusoidal, learned, rotary, or none.
     width
@@ -135,7 +114,7 @@ class Settings:
     feedforward
         Hidden channels of the feed-forward layers; by default 4 times the width.
     norm
-        Norms before (pre) or behind (post) each part of a layer.
+        Norms before (pre) or after (post) each part of a layer.
     pooling
         How classify makes one vector of many: mean, first, or attention.
     gated
@@ -174,15 +153,15 @@ class Settings:
     max_steps
         Updates.
     save_steps
-        Write a checkpoint after so many updates; by default a tenth of all, at most 500.
+        Updates between checkpoints; by default a tenth of all, at most 500.
     eval_steps
-        Look at the validation part after so many updates; by default a tenth of all.
+        Updates between evaluations on the validation part; by default a tenth of all.
     log_steps
-        Write a line of metrics after so many updates; by default a hundredth of all.
+        Updates between lines of metrics; by default a hundredth of all.
     eval_batches
         Batches of the validation part to look at; 0 for all.
     patience
-        Stop when the validation loss was not better for so many looks in a row, and keep the best weights; 0 for never.
+        Stop when the validation loss has not improved for this many evaluations in a row, and keep the best weights; 0 for never.
     keep
         Checkpoints to keep.
     seed
@@ -193,79 +172,81 @@ class Settings:
         Processes that read the data; 0 reads it between the updates.
     """
 
-    task: Task = UNSAID
-    preset: Preset = UNSAID
-    data: tuple[str, ...] = UNSAID
-    column: str = UNSAID
-    label_column: str = UNSAID
-    target_column: str = UNSAID
-    targets: tuple[str, ...] = UNSAID
-    tokenizer: str = UNSAID
-    vocab_size: int = UNSAID
+    task: Task = UNSET
+    preset: Preset = UNSET
+    data: tuple[str, ...] = UNSET
+    column: str = UNSET
+    label_column: str = UNSET
+    target_column: str = UNSET
+    targets: tuple[str, ...] = UNSET
+    tokenizer: str = UNSET
+    vocab_size: int = UNSET
 
-    attention: Literal["linformer", "full", "local", "none"] = UNSAID
-    cross_attention: Literal["full", "linformer"] = UNSAID
-    n: int = UNSAID
-    target_n: int = UNSAID
-    k: int = UNSAID
-    sharing: Literal["none", "headwise", "kv", "layerwise"] = UNSAID
-    method: Literal["learnable", "convolution", "mean", "max", "no_params"] = UNSAID
-    start: Literal["random", "segments"] = UNSAID
-    block_size: int = UNSAID
-    local_kernel: int = UNSAID
-    local_window: int = UNSAID
-    positions: Literal["sinusoidal", "learned", "rotary", "none"] = UNSAID
-    width: int = UNSAID
-    depth: int = UNSAID
-    heads: int = UNSAID
-    feedforward: int = UNSAID
-    norm: Literal["pre", "post"] = UNSAID
-    pooling: Literal["mean", "first", "attention"] = UNSAID
-    gated: bool = UNSAID
-    tie: bool = UNSAID
-    dropout: float = UNSAID
+    attention: Literal["linformer", "full", "local", "none"] = UNSET
+    cross_attention: Literal["full", "linformer"] = UNSET
+    n: int = UNSET
+    target_n: int = UNSET
+    k: int = UNSET
+    sharing: Literal["none", "headwise", "kv", "layerwise"] = UNSET
+    method: Literal["learnable", "convolution", "mean", "max", "no_params", "content"] = UNSET
+    start: Literal["random", "segments"] = UNSET
+    block_size: int = UNSET
+    local_kernel: int = UNSET
+    local_window: int = UNSET
+    open_slots: int = UNSET
+    open_reach: int = UNSET
+    positions: Literal["sinusoidal", "learned", "rotary", "none"] = UNSET
+    width: int = UNSET
+    depth: int = UNSET
+    heads: int = UNSET
+    feedforward: int = UNSET
+    norm: Literal["pre", "post"] = UNSET
+    pooling: Literal["mean", "first", "attention"] = UNSET
+    gated: bool = UNSET
+    tie: bool = UNSET
+    dropout: float = UNSET
 
-    mask_share: float = UNSAID
-    noise: Literal["infill", "spans"] = UNSAID
-    noise_share: float = UNSAID
-    batch_size: int = UNSAID
-    accumulation: int = UNSAID
-    learning_rate: float = UNSAID
-    projection_rate: float = UNSAID
-    warmup: float = UNSAID
-    schedule: Literal["cosine", "linear", "constant"] = UNSAID
-    weight_decay: float = UNSAID
-    clip: float = UNSAID
-    precision: Literal["fp32", "bf16"] = UNSAID
-    recompute: bool = UNSAID
-    max_steps: int = UNSAID
-    save_steps: int = UNSAID
-    eval_steps: int = UNSAID
-    log_steps: int = UNSAID
-    eval_batches: int = UNSAID
-    patience: int = UNSAID
-    keep: int = UNSAID
-    seed: int = UNSAID
-    threads: int = UNSAID
-    workers: int = UNSAID
+    mask_share: float = UNSET
+    noise: Literal["infill", "spans"] = UNSET
+    noise_share: float = UNSET
+    batch_size: int = UNSET
+    accumulation: int = UNSET
+    learning_rate: float = UNSET
+    projection_rate: float = UNSET
+    warmup: float = UNSET
+    schedule: Schedule = UNSET
+    weight_decay: float = UNSET
+    clip: float = UNSET
+    precision: Precision = UNSET
+    recompute: bool = UNSET
+    max_steps: int = UNSET
+    save_steps: int = UNSET
+    eval_steps: int = UNSET
+    log_steps: int = UNSET
+    eval_batches: int = UNSET
+    patience: int = UNSET
+    keep: int = UNSET
+    seed: int = UNSET
+    threads: int = UNSET
+    workers: int = UNSET
 
     def given(self) -> dict[str, Any]:
         """The settings that have a value."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def filled(self) -> "Settings":
-        """The same with a value everywhere (but for the data and ``threads``), checked; :func:`linformers.training.models.complete`
-        also asks the model that they describe.
+        """The same with every value set (except the data and ``threads``), checked; :func:`linformers.training.models.complete`
+        also builds their model.
 
         Raises:
-            ValueError: for values without a meaning, in the words of the command.
+            ValueError: for invalid values, with the names of options.
         """
         given = self.given()
-        preset = one_of("preset", given.get("preset", DEFAULTS["preset"]), tuple(PRESETS))
+        preset = one_of("--preset", given.get("preset", DEFAULTS["preset"]), tuple(PRESETS))
         values = {**DEFAULTS, **PRESETS[preset], **given}
-        one_of("task", values["task"], ("mlm", "clm", "seq2seq", "classify"))
-        one_of("precision", values["precision"], ("fp32", "bf16"))
-        one_of("schedule", values["schedule"], ("cosine", "linear", "constant"))
+        one_of("--task", values["task"], get_args(Task))
+        one_of("--precision", values["precision"], get_args(Precision))
+        one_of("--schedule", values["schedule"], get_args(Schedule))
         check(values)
         n, steps = values["n"], values["max_steps"]
         values.setdefault("target_n", n)
@@ -281,21 +262,24 @@ class Settings:
             layers=values["depth"],
             feedforward=values["feedforward"],
         )
-        limits.check_parameters(size)  # without the projections: the configuration knows more
+        limits.check_parameters(size)  # without the projections, which the configuration counts later
         if values["task"] in ("clm", "seq2seq") and values["attention"] == "linformer":
             length = n if values["task"] == "clm" else values["target_n"]
             slots = decoder_slots(values["k"], n, length)
-            values.setdefault("block_size", default_block(length, slots))
-            with spoken():
-                block_sizes(length, slots, values["block_size"])
+            if values["method"] == "content":
+                values.setdefault("block_size", max(1, min(128, length // 8)))
+            else:
+                values.setdefault("block_size", default_block(length, slots))
+                with spoken():
+                    block_sizes(length, slots, values["block_size"])
         return Settings(**values)
 
     def shared(self) -> dict[str, Any]:
-        """The options that the model has under the same name."""
+        """The options that the model has under the same names."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(Shared)}
 
     def located(self) -> "Settings":
-        """The same with whole paths where files are named, so that the run can go on from another directory."""
+        """The same with absolute paths, so that the run can be resumed from another directory."""
         found = {
             name: tuple(os.path.abspath(path) for path in value)
             for name, value in (("data", self.data), ("targets", self.targets))
@@ -306,10 +290,10 @@ class Settings:
         return dataclasses.replace(self, **found)  # type: ignore[arg-type]
 
     def resumed(self, saved: "Settings") -> "Settings":
-        """These settings for a run that was begun with ``saved``: what is not said again is as it was.
+        """These settings for a run that was begun with ``saved``: what is not given again stays as it was.
 
         Raises:
-            ValueError: if something was said that contradicts the saved run.
+            ValueError: if a given setting contradicts the saved run.
         """
         given, old = self.located().given(), dataclasses.asdict(saved)
         for name, value in given.items():
@@ -325,7 +309,7 @@ TYPES = get_type_hints(Settings)
 
 
 def check_types(values: Mapping[str, Any], name_of: Callable[[str], str] = str) -> None:
-    """Raise a ValueError for settings that there are not, or of another type; ``name_of`` says what a setting is called."""
+    """Raise a ValueError for unknown settings and wrong types; ``name_of`` gives the name of a setting in the message."""
     for name, value in values.items():
         if name not in TYPES:
             raise ValueError(f"unknown setting {name}")
@@ -336,16 +320,12 @@ Settings.__doc__ = with_defaults(Settings.__doc__ or "", [*TYPES], DEFAULTS, PRE
 
 
 def check(values: dict[str, Any]) -> None:
-    """Raise a ValueError for values of another type, and for numbers that are out of range or do not go together."""
+    """Raise a ValueError for wrong types, numbers out of range, and combinations that do not fit."""
     check_types(values, option)
-    for name in POSITIVE:
-        if values.get(name) is not None and values[name] < 1:
-            raise ValueError(f"{option(name)} must be at least 1, got {values[name]}")
+    at_least_one(**{option(name): values.get(name) for name in POSITIVE})
     for name, most in limits.SETTINGS.items():
         limits.at_most(option(name), values.get(name), most)
-    for name in NOT_NEGATIVE:
-        if values[name] < 0:
-            raise ValueError(f"{option(name)} must not be negative, got {values[name]}")
+    not_negative(**{option(name): values[name] for name in NOT_NEGATIVE})
     for name in ("dropout", "warmup"):
         if not 0 <= values[name] <= 1:
             raise ValueError(f"{option(name)} must be from 0 to 1, got {values[name]}")
@@ -368,26 +348,19 @@ def check(values: dict[str, Any]) -> None:
         )
 
 
-def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """The value, if it is one of these."""
-    if value not in allowed:
-        raise ValueError(f"{option(name)} must be {', '.join(allowed[:-1])} or {allowed[-1]}, got {value!r}")
-    return str(value)
-
-
 def decoder_slots(k: int, n: int, length: int) -> int:
-    """The slots of a decoder whose targets have at most ``length`` tokens: as many a token as the source has."""
+    """The slots of a decoder whose targets have at most ``length`` tokens: as many per token as the source has."""
     return k if length == n else min(length, max(1, round(k * length / n)))
 
 
 def default_block(length: int, k: int) -> int:
-    """A block size with slots that are used: an eighth of the length, so that six of eight blocks can become slots."""
+    """The default block size: an eighth of the length, so that up to six of eight blocks are read through slots."""
     if k > length:
-        return length  # the check of the sizes says why not
+        return length  # the check of the sizes raises the error
     unit = length // math.gcd(k, length)
     return min(length, unit * max(1, min(128, length // 8) // unit))
 
 
 def shown(value: Any) -> str:
-    """A value as one would type it."""
+    """A value as the user would type it."""
     return " ".join(map(str, value)) if isinstance(value, tuple | list) else "not set" if value is None else str(value)

@@ -1,16 +1,16 @@
-"""The data of a run: prepared where it is not yet, and as examples and batches for its task."""
+"""The data of a run: prepared if it is not yet, then examples and batches for its task."""
 
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from linformers.training.checkpoints import PARTIAL, sync
+from linformers.files.whole import beside, scratch, sync
 from linformers.training.options import spoken
+from linformers.training.presets import VOCABULARY
 from linformers.training.progress import Progress
 from linformers.training.runs import DATA, data_directory
-from linformers.training.settings import VOCABULARY, Settings
+from linformers.training.settings import Settings
 
 if TYPE_CHECKING:
     from linformers.data import Kind, ListOps, Prepared
@@ -21,14 +21,14 @@ KINDS = {
     "seq2seq": ("text", "pairs"),
     "classify": ("labelled",),
 }
-MENDED = {  # what makes data of the kind that a task needs
+MENDED = {  # how to prepare data of the kind that a task needs
     "mlm": "prepare it with --kind text",
     "clm": "prepare it with --kind text",
     "seq2seq": "prepare it with --kind pairs (--targets, or --target-column of a table)",
     "classify": "prepare it with --kind labelled (--label-column, if the column is not 'label')",
 }
-OF_TEXT = ("column", "label_column", "target_column", "targets", "tokenizer", "vocab_size")  # what preparing needs
-MARKS = 2  # tokens that an example has beside its text
+OF_TEXT = ("column", "label_column", "target_column", "targets", "tokenizer", "vocab_size")  # options of preparing
+MARKS = 2  # tokens of an example besides its text
 ABOUT = "prepared.json"  # is in every prepared directory
 LENGTHS = 32  # different lengths that batches may have
 
@@ -43,41 +43,38 @@ def checked_data(
     fingerprint: str | None = None,
     also: Iterable[Settings] = (),
 ) -> Iterator["Prepared"]:
-    """Open the data of a run and check it; text is prepared aside, and gets its place inside the run when the block has ended well.
+    """Open and check the data of a run; text is prepared in a scratch directory, which moves into the run when the block ends without error.
 
     Args:
-        anew: the run begins: data that was prepared inside it before is not its data.
+        anew: the run begins, so that data prepared inside it earlier is not reused.
         fingerprint: of the data that the run began with.
-        also: further settings that the data has to be good for.
+        also: further settings that the data must fit.
 
     Raises:
         ValueError: if it cannot be used with these settings, or is not what the run began with.
     """
-    whole = out / (PARTIAL + DATA)
-    directory, aside = data_directory(settings, out), whole / DATA
+    directory, kept = data_directory(settings, out), out / DATA
     named = names_own_data(settings, out)
     if named and not (directory / ABOUT).is_file():
-        raise ValueError(f"{out / DATA} is where the run keeps its prepared text; name another directory with --out")
-    if anew and not named and directory == out / DATA:
-        directory = aside
-    try:
-        shutil.rmtree(whole, ignore_errors=True)
+        raise ValueError(f"{kept} is where the run keeps its prepared text; name another directory with --out")
+    with scratch(beside(kept)) as folder:
+        aside = folder / DATA
+        if anew and not named and directory == kept:
+            directory = aside
         try:
             with spoken():
                 prepared = prepare_data(settings, directory, aside, shows, fingerprint)
                 for one in {(one.n, one.target_n): one for one in (*also, settings)}.values():
                     for part in ("train", "validation", "test"):
                         examples_of(one, prepared, part)
-        except ValueError as error:  # nobody should look for it there
+        except ValueError as error:  # the directory that it names will be gone
             raise ValueError(str(error).replace(str(aside), sources(settings))) from error
         finally:
             shows.stop()
         yield prepared
         if aside.is_dir():
-            aside.rename(out / DATA)
+            aside.rename(kept)
             sync(out)
-    finally:
-        shutil.rmtree(whole, ignore_errors=True)
 
 
 def prepare_data(
@@ -145,7 +142,7 @@ def check_options(settings: Settings) -> None:
 
 
 def sources(settings: Settings) -> str:
-    """What the data of a run is made of, to be read."""
+    """The sources of the data, for a message."""
     return ", ".join(settings.data) if settings.data else "the default data"
 
 
@@ -194,8 +191,7 @@ def examples_of(
 class Collate:
     """Examples to tensors; without a mask if nothing is padded, which is faster.
 
-    Batches have few different lengths: the kernels of the CPU keep something for every shape they see, and with thousands of them
-    that comes to gigabytes.
+    Batches have few different lengths: CPU kernels cache something for every shape, which with thousands of shapes comes to gigabytes.
 
     Args:
         pad: the token to pad with.

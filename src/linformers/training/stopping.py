@@ -1,4 +1,4 @@
-"""When a run ends before its last step: because the user asked for it, or because it has not been getting better."""
+"""Ends a run before its last step: when the user asks for it, or when the validation loss no longer improves."""
 
 import signal
 import threading
@@ -14,14 +14,14 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """While this is entered, Ctrl-C asks to stop behind the current step; a second one stops at once."""
+    """Inside this context, Ctrl-C asks to stop after the current step; a second one stops at once."""
 
     def __init__(self) -> None:
         self.requested = False
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():  # others cannot have handlers
+        if threading.current_thread() is threading.main_thread():  # only the main thread can have handlers
             self.before = {kind: signal.signal(kind, self._ask) for kind in (signal.SIGINT, signal.SIGTERM)}
         return self
 
@@ -38,7 +38,7 @@ class Interruption:
         self.requested = True
 
     def asked(self, world: int, device: torch.device) -> bool:
-        """Whether to stop; with several processes, whether any of them was asked, so that they stop together."""
+        """Whether to stop; with several processes, whether any of them was asked to, so that all stop together."""
         if world > 1:
             flag = torch.tensor(float(self.requested), device=device)
             torch.distributed.all_reduce(flag)
@@ -53,7 +53,7 @@ def best_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def is_stale(rows: Sequence[dict[str, Any]], patience: int) -> bool:
-    """Whether the last ``patience`` looks at the validation part were all no better than one before them."""
+    """Whether none of the last ``patience`` evaluations was better than the best before them."""
     looks = [row for row in rows if row["part"] == "validation"]
     best = best_row(rows)
     return bool(patience) and best is not None and len(looks) - 1 - looks.index(best) >= patience

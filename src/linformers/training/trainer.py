@@ -15,12 +15,14 @@ from torch.utils.data import DataLoader
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from linformers.files.checked import an_object, each, maybe, nothing, number, read_object, reading, whole
+from linformers.files.whole import write_json
+from linformers.private import load_weights
 from linformers.projections.layout import moments_to_rows
 from linformers.projections.make import projection_parameters
 from linformers.training import models
-from linformers.training.checkpoints import checkpoints, rotate, write_json, written_aside
-from linformers.training.measure import guesses, measure, run_model, tokens_of
-from linformers.training.memory import peak_megabytes
+from linformers.training.allocator import peak_megabytes
+from linformers.training.checkpoints import checkpoints, rotate, written_aside
+from linformers.training.measure import guesses, run_model, score, tokens_of
 from linformers.training.metrics import MetricsFile, Tally
 from linformers.training.processes import world
 from linformers.training.progress import Progress
@@ -50,10 +52,10 @@ class RunTrainer(Trainer):
         train_loader: the batches of this process, all of the run.
         eval_loader: those of the validation part.
         batches_per_epoch: how many of the first an epoch has.
-        metrics: where lines go.
-        progress: what the user sees.
-        interruption: asks to stop.
-        tokenizer: to be saved with the best weights.
+        metrics: the file of metrics.
+        progress: the display.
+        interruption: tells when to stop.
+        tokenizer: saved with the best weights.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class RunTrainer(Trainer):
         interruption: Interruption,
         tokenizer: Any,
     ) -> None:
-        # The Trainer wants to see a dataset for its looks; `evaluate` takes the loader.
+        # The Trainer evaluates only if it has a dataset; `evaluate` takes the loader.
         super().__init__(model, arguments(settings, out), eval_dataset=[0], callbacks=[StepEnd(self)])
         self.remove_callback(PrinterCallback)
         self.settings, self.out, self.tokenizer = settings, out, tokenizer
@@ -83,7 +85,7 @@ class RunTrainer(Trainer):
     # The order of the batches, and the noise of each update
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """All batches of the run; the Trainer takes them for one epoch, and skips those it has had."""
+        """All batches of the run, which the Trainer takes for one epoch; it skips those before a checkpoint."""
         return self.train_loader
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
@@ -122,8 +124,8 @@ class RunTrainer(Trainer):
         self, model: torch.nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """One batch, forward and backward."""
-        # Dropout is a function of (seed, update, process): a resumed run needs no random state, and looking at the validation part
-        # disturbs none. The Trainer runs the batches of one update one after the other; each goes on where the last one ended.
+        # Dropout is a function of (seed, update, process): a resumed run needs no random state, and an evaluation
+        # changes none. The Trainer runs the batches of one update one after the other; each goes on where the last one ended.
         place = self.state.global_step
         if place != self.seeded:
             torch.manual_seed((self.settings.seed * 1_000_003 + place) * 1_009 + self.args.process_index)
@@ -139,7 +141,7 @@ class RunTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
-        """The loss of a batch; what it adds to the metrics is summed up beside it.
+        """The loss of a batch, which is also added to the metrics.
 
         Raises:
             ValueError: if it is not a number.
@@ -167,7 +169,7 @@ class RunTrainer(Trainer):
         return norm
 
     def check_finite(self, name: str, value: float, ahead: int = 1) -> None:
-        """Raise a ValueError for a value that is no number, before it reaches the weights, or a checkpoint.
+        """Raise a ValueError for NaN or infinity, before it reaches the weights or a checkpoint.
 
         Args:
             ahead: how many steps after the last finished one it belongs to.
@@ -182,22 +184,22 @@ class RunTrainer(Trainer):
         )
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Not counted: it takes time at every batch, and nobody reads it."""
+        """Not counted: it takes time at every batch, and is not used."""
         return 0
 
     # Lines, evaluation and checkpoints
 
     def _maybe_log_save_evaluate(self, *args: Any, **options: Any) -> None:
         super()._maybe_log_save_evaluate(*args, **options)
-        self.mark = time.perf_counter()  # what this took is not time of training
+        self.mark = time.perf_counter()  # not training time
 
     @property
     def seconds(self) -> float:
-        """Since the run's beginning, summed over its processes one after the other."""
+        """Since the beginning of the run, over all its resumptions."""
         return self.seconds_before + time.perf_counter() - self.began
 
     def gather(self, tally: Tally) -> Tally:
-        """The sum over all processes, on the main one; nothing on the others."""
+        """The sum over all processes on the main one, zeros on the others."""
         if self.args.world_size == 1:
             return tally
         sums = torch.tensor(list(asdict(tally).values()), dtype=torch.float64, device=self.args.device)
@@ -208,7 +210,7 @@ class RunTrainer(Trainer):
         return Tally(loss, int(labels), int(correct), int(tokens), tally.seconds)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """A line of metrics, in place of what the Trainer would log."""
+        """Write a line of metrics instead of the Trainer's log."""
         if "loss" in logs:
             self.tally = self.gather(self.tally)
             self.write("train", {**self.tally.summary(), "learning_rate": logs["learning_rate"]})
@@ -217,20 +219,19 @@ class RunTrainer(Trainer):
         self.control = self.callback_handler.on_log(self.args, self.state, self.control, logs)
 
     def write(self, part: str, values: dict[str, float]) -> None:
-        """Write a line, and show it."""
         row = {"step": self.state.global_step, "epoch": round(self.epoch, 4), "part": part, **values}
         row["seconds"] = round(self.seconds, 3)
         self.metrics.write(row)
         self.progress.show(row)
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
-        """Look at the validation part; stop if it has not been better for long."""
-        found = measure(self.model, self.settings.task, self.eval_loader, self.args.device)
+        """Evaluate on the validation part, and stop when patience is over."""
+        found, also = score(self.model, self.settings.task, self.eval_loader, self.args.device)
         if self.args.world_size > 1:  # every process has to know, to stop together
             sums = torch.tensor([found.loss, found.labels, found.correct], dtype=torch.float64, device=self.args.device)
             torch.distributed.all_reduce(sums)
             found = Tally(sums[0].item(), int(sums[1]), int(sums[2]))
-        summary = found.summary()
+        summary = found.summary() | also
         self.write("validation", summary)
         self.check_finite("validation loss", summary.get("loss", 0.0), ahead=0)  # none without labels
         if self.settings.patience:
@@ -243,7 +244,7 @@ class RunTrainer(Trainer):
         return found_metrics
 
     def save_best(self) -> None:
-        """Keep these weights, until better ones come."""
+        """Write these weights as the best so far."""
         if self.is_world_process_zero():
             with written_aside(self.out / BEST, step=self.state.global_step) as aside:
                 models.save(self.model, self.tokenizer, aside)
@@ -305,7 +306,7 @@ class RunTrainer(Trainer):
     def restore(self, checkpoint: Path) -> None:
         """Take over the weights and the sums of a checkpoint; ``train`` reads the optimiser and the schedule."""
         with reading(f"the weights of {checkpoint}"):
-            self._load_from_checkpoint(str(checkpoint))
+            load_weights(self, str(checkpoint))
         step = read_object(checkpoint / "trainer_state.json", OF_STATE, STATE_ALSO)["global_step"]
         if checkpoint.name != f"checkpoint-{step}":
             raise ValueError(f"{checkpoint} is damaged: its trainer_state.json is from step {step}")
@@ -318,29 +319,27 @@ class RunTrainer(Trainer):
 
 
 class StepEnd(TrainerCallback):
-    """After each update: move the clock and the bar, and stop if the user asked for it."""
+    """After each update: count its time, move the bar, and stop if the user asked for it."""
 
     def __init__(self, trainer: RunTrainer) -> None:
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
-        """Start the clock."""
         self.trainer.mark = time.perf_counter()
         self.trainer.progress.start(state.global_step, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **options: Any) -> None:
-        """Count."""
         trainer, now = self.trainer, time.perf_counter()
         if trainer.is_world_process_zero():
             trainer.tally.seconds += now - trainer.mark
         trainer.mark = now
-        trainer.progress.step(state.global_step)
+        trainer.progress.advance(state.global_step)
         if trainer.interruption.asked(args.world_size, args.device) and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
 
 
 def arguments(settings: Settings, out: Path) -> TrainingArguments:
-    """What transformers' Trainer is told."""
+    """The arguments of transformers' Trainer."""
     on_cpu = not torch.cuda.is_available()
     return TrainingArguments(
         output_dir=str(out),
@@ -370,5 +369,5 @@ def arguments(settings: Settings, out: Path) -> TrainingArguments:
         dataloader_pin_memory=not on_cpu,
         report_to=[],
         disable_tqdm=True,
-        use_cache=True,  # it is saved in config.json, for those who generate
+        use_cache=True,  # saved in config.json, for generation
     )

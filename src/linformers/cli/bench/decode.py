@@ -14,6 +14,7 @@ def decode(
     channels: int | None = None,
     depth: int | None = None,
     k: int | None = None,
+    slots: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
     common: Common | None = None,
 ) -> None:
     """Measure the time per token of a causal LinformerLM at several positions of the text.
@@ -30,14 +31,16 @@ def decode(
         Layers.
     k
         Slots.
+    slots
+        Kinds of slots: `linformers` (learned), `content`, `opened` (segment means, of which a query opens four).
     """
     from linformers.experiments import decode as experiment
 
     common = common or Common()
-    given = common.given(threads=common.threads, positions=positions, channels=channels, depth=depth, k=k)
+    given = common.given(threads=common.threads, positions=positions, channels=channels, depth=depth, k=k, slots=slots)
     quick: dict[str, Any] = {"positions": (1000, 8000), "channels": 128, "depth": 2, "tokens": 16, "rounds": 3}
     settings = experiment.Settings(**(quick | given if common.quick else given))
-    steps = len(settings.positions) * (settings.rounds + 2)
+    steps = len(settings.slots) * len(settings.positions) * (settings.rounds + 2)
     measure(experiment.run, settings, steps, common, tables, x="position")
 
 
@@ -45,7 +48,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     """The time of a token, and its ratio to that at the first position."""
     from linformers.experiments.bench_results import seconds
 
-    table = Table("position", "time per token", "ratio to the first", title="decoding")
+    table = Table("slots", "position", "time per token", "ratio to the first", title="decoding")
     for cell in result["cells"]:
-        table.add_row(f"{cell['position']:,}", seconds(cell["seconds"]), f"{cell['ratio']:.2f}")
+        table.add_row(cell["contender"], f"{cell['position']:,}", seconds(cell["seconds"]), f"{cell['ratio']:.2f}")
     return [table]

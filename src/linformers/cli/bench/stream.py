@@ -14,6 +14,7 @@ def stream(
     channels: int | None = None,
     k: int | None = None,
     chunk: int | None = None,
+    slots: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
     memory: bool = True,
     common: Common | None = None,
 ) -> None:
@@ -31,17 +32,22 @@ def stream(
         Slots.
     chunk
         Positions of a piece; by default a good size is picked.
+    slots
+        Kinds of slots: `linformers` (learned), `content`.
     memory
         Measure the working memory too, in a process for each.
     """
     from linformers.experiments import streaming as experiment
 
     common = common or Common()
-    given = common.given(threads=common.threads, lengths=lengths, d=channels, k=k, chunk=chunk, memory=memory)
+    given = common.given(
+        threads=common.threads, lengths=lengths, d=channels, k=k, chunk=chunk, slots=slots, memory=memory
+    )
     given |= {"ff": 4 * channels} if channels else {}
     quick: dict[str, Any] = {"lengths": (4096, 16384)}
     settings = experiment.Settings(**({**quick, **given, "memory": False} if common.quick else given))
-    measure(experiment.run, settings, len(settings.lengths) * (settings.rounds + settings.memory), common, tables)
+    steps = len(settings.slots) * len(settings.lengths) * (settings.rounds + settings.memory)
+    measure(experiment.run, settings, steps, common, tables)
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
@@ -49,11 +55,11 @@ def tables(result: dict[str, Any]) -> list[Table]:
     from linformers.experiments.bench_results import megabytes, seconds
 
     table = Table(
-        "n", "time", "tokens a second", "share of sgemm", "working memory", title="one encoder layer in pieces"
+        *("slots", "n", "time", "tokens a second", "share of sgemm", "working memory"),
+        title="one encoder layer in pieces",
     )
     for cell in result["cells"]:
         peak = megabytes(cell["peak"]) if "peak" in cell else ""
-        table.add_row(
-            f"{cell['n']:,}", seconds(cell["seconds"]), f"{cell['rate']:,.0f}", f"{cell['share_of_sgemm']:.2f}", peak
-        )
+        speed = seconds(cell["seconds"]), f"{cell['rate']:,.0f}", f"{cell['share_of_sgemm']:.2f}"
+        table.add_row(cell["contender"], f"{cell['n']:,}", *speed, peak)
     return [table]

@@ -1,0 +1,126 @@
+"""Every private name of torch, transformers, Keras and TensorBoard that this package reads or calls, and the versions it was checked against.
+
+torch 2.6 to 2.13, transformers 5.22, Keras 3.15, TensorBoard 2.21. There is no public way to any of these; ``tests/test_private.py`` checks that each is still there and
+does what is relied on, and that no other file of the package uses a private name. Overriding a method is not using it: the last test lists those.
+Nothing but torch is imported here; what is of transformers and Keras is asked of their objects.
+"""
+
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.utils._python_dispatch
+from torch import Tensor, nn
+
+# torch: hooks on all modules would see calls that a fast path leaves out.
+has_global_hook = torch.nn.modules.module._has_any_global_hook
+# Quantised and distributed tensors have products of their own.
+is_traceable_wrapper_subclass = torch.utils._python_dispatch.is_traceable_wrapper_subclass
+# Attention with its log-sum-exp, and the gradients from it, which F.scaled_dot_product_attention does not return.
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def are_functorch_transforms_active() -> bool:
+    """Whether ``torch.func`` transforms run, which cannot see into gradients that are written by hand."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of its own."""
+    return any(getattr(module, kind) for kind in HOOKS)
+
+
+def own_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+    """A parameter that is registered under this name; a parametrised or pruned one is an attribute, but is not registered."""
+    return module._parameters.get(name)
+
+
+def children(module: nn.Module) -> list[tuple[str, nn.Module | None]]:
+    """The modules in a module with their names; ``named_children`` leaves out the second name of a module that has two."""
+    return list(module._modules.items())
+
+
+def summary_writer(directory: Path) -> Any:
+    """torch's ``SummaryWriter``, without TensorFlow.
+
+    torch asks TensorBoard for TensorFlow or a stub of it, and TensorBoard takes TensorFlow where that is installed: 6 s and 700 MB at the first line of
+    metrics. The module ``notf`` is its switch for the stub, which writes the same files.
+    """
+    switch = "tensorboard.compat.notf"
+    before = sys.modules.get(switch)
+    sys.modules[switch] = before or ModuleType(switch)
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(directory))
+    finally:
+        if before is None:
+            del sys.modules[switch]
+
+
+# transformers
+
+
+def is_initialized(tensor: Tensor) -> bool:
+    """Whether ``from_pretrained`` has loaded this tensor; ``_init_weights`` is called for loaded modules, too."""
+    return bool(getattr(tensor, "_is_hf_initialized", False))
+
+
+def attention_name(config: Any) -> Any:
+    """The attention implementation of a configuration, or None."""
+    return config._attn_implementation
+
+
+def set_attention_name(config: Any, name: Any) -> None:
+    """Set it without the checks of ``set_attn_implementation``, which refuses names for models that it does not know."""
+    config._attn_implementation = name
+
+
+def resize_embeddings(model: Any, size: int, multiple: int | None, mean: bool) -> nn.Embedding:
+    """Resize the token embeddings of a model inside another one, whose configuration the outer one changes."""
+    return model._resize_token_embeddings(size, multiple, mean)
+
+
+def load_weights(trainer: Any, checkpoint: str) -> None:
+    """Load the weights of a checkpoint, and nothing else, into the model of a Trainer."""
+    trainer._load_from_checkpoint(checkpoint)
+
+
+# Keras: settings of MultiHeadAttention that a subclass with its own ``call`` has to honour, and that have no property.
+
+
+def in_symbolic_scope() -> bool:
+    """Whether a Keras layer is called for shapes only."""
+    from keras.src.backend.common.symbolic_scope import in_symbolic_scope as found
+
+    return bool(found())
+
+
+def uses_flash(layer: Any) -> bool:
+    """Whether flash attention was asked for, by its argument or for all of Keras."""
+    return bool(layer._flash_attention)
+
+
+def uses_gate(layer: Any) -> bool:
+    """Whether the output is multiplied with a gate."""
+    return bool(layer._use_gate)
+
+
+def gate(layer: Any, query: Any) -> Any:
+    """That gate."""
+    return layer._gate_dense(query)
+
+
+def weight_dropout(layer: Any, weights: Any, training: bool) -> Any:
+    """Dropout of attention weights."""
+    return layer._dropout_layer(weights, training=training)
+
+
+def computes_attention(layer: Any, *inputs: Any, **options: Any) -> Any:
+    """Keras' own attention, for the error that it raises."""
+    return layer._compute_attention(*inputs, **options)

@@ -1,0 +1,51 @@
+"""Presets and defaults of the settings of a run."""
+
+import dataclasses
+from typing import Any
+
+from linformers.models.options import Shared
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {
+        "n": 128, "width": 128, "depth": 2, "heads": 4, "dropout": 0.0, "batch_size": 16, "learning_rate": 2e-3,
+        "max_steps": 500,
+    },
+    "small": {
+        "n": 256, "width": 192, "depth": 4, "heads": 6, "dropout": 0.0, "batch_size": 16, "learning_rate": 1.5e-3,
+        "max_steps": 2000,
+    },
+    "base": {
+        "n": 512, "width": 512, "depth": 6, "heads": 8, "dropout": 0.1, "batch_size": 32, "learning_rate": 5e-4,
+        "max_steps": 20000,
+    },
+}  # fmt: skip
+DEFAULTS: dict[str, Any] = {
+    **{field.name: field.default for field in dataclasses.fields(Shared) if field.default is not None},
+    "task": "mlm",
+    "preset": "small",
+    "cross_attention": "full",
+    "sharing": "layerwise",
+    "local_kernel": 5,
+    "positions": "sinusoidal",
+    "norm": "pre",
+    "pooling": "mean",
+    "tie": False,
+    "mask_share": 0.15,
+    "noise": "infill",
+    "noise_share": 0.3,
+    "accumulation": 1,
+    "projection_rate": 0.1,
+    "warmup": 0.1,
+    "schedule": "cosine",
+    "weight_decay": 0.01,
+    "clip": 1.0,
+    "precision": "fp32",
+    "recompute": False,
+    "patience": 0,
+    "eval_batches": 50,
+    "keep": 2,
+    "workers": 0,
+    "seed": 0,
+}
+VOCABULARY = {"tiny": 4096, "small": 8192, "base": 16384}  # tokens of a new tokeniser, by preset
+QUICK: dict[str, Any] = {"preset": "tiny", "n": 64, "width": 64, "max_steps": 20, "eval_batches": 5}

@@ -1,0 +1,82 @@
+"""``linearize(..., method="content")``: slots to train, for encoders and for torch's own attention."""
+
+import copy
+
+import pytest
+import torch
+import transformers
+from encoder_cases import NAMES, N, inputs, make, pair
+from torch import nn
+
+from linformers.linearize import distill, linearize
+from linformers.linearize.calibrate import fit
+from linformers.linearize.modules import capture, find_sites
+from linformers.projections.content import Content
+
+K = 5
+
+
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_saving_and_fitting(name, window, tmp_path):
+    model = make(name)
+    lengths = None if name == "vit" else (N, 8)
+    batches = [inputs(name, N, lengths) for _ in range(2)]
+    options = {"calibration": batches, "fit_steps": 12, "local_window": window}
+    report = linearize(model, k=K, max_len=N, method="content", **options)
+    assert all(new.error_after < new.error_before for new in report.replaced)
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float64)
+    expected = model(**batches[0]).last_hidden_state
+    torch.testing.assert_close(loaded(**batches[0]).last_hidden_state, expected, rtol=0, atol=1e-12)
+    if name != "vit":
+        trimmed = model(input_ids=batches[0]["input_ids"][1:, :8]).last_hidden_state[0]
+        torch.testing.assert_close(expected[1, :8], trimmed, rtol=1e-9, atol=1e-9)
+
+
+def test_distillation_trains_them():
+    model, original = pair("bert")
+    linearize(model, k=K, max_len=N, method="content", sharing="none")
+    batches = [inputs("bert", N, (N, 9)) for _ in range(2)]
+    before = [p.detach().clone() for name, p in model.named_parameters() if "projection" in name]
+    result = distill(model, original, batches, steps=8, lr=3e-3, progress=False)
+    assert result.after.attention < result.before.attention
+    after = [p for name, p in model.named_parameters() if "projection" in name]
+    assert all(p.shape == (12, 3 * K) and not torch.equal(p, old) for p, old in zip(after, before, strict=True))
+
+
+def test_a_fit_sees_what_the_layer_computes():
+    """Of torch's attention content slots are chosen by the input, as in every layer of this package; a fit must see the same."""
+    model = nn.ModuleList([nn.MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64)])
+    original, x = copy.deepcopy(model[0]), torch.randn(2, 11, 6, dtype=torch.float64)
+
+    class Whole(nn.Module):
+        def __init__(self, attention):
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, x):
+            return self.attention(x, x, x, need_weights=False)[0]
+
+    whole = Whole(model[0])
+    (site,) = find_sites(whole)
+    samples = capture(whole, site, [x])
+    report = linearize(whole, k=K, max_len=N, method="content", calibration=[x], fit_steps=6)
+    error = fit(whole.attention.projection, samples, steps=0)[0]
+    assert error == pytest.approx(report.replaced[0].error_after)
+    inverse = original.out_proj.weight.detach().pinverse()
+    with torch.no_grad():  # heads, before the map to the output
+        out, exact = ((y - original.out_proj.bias) @ inverse.T for y in (whole(x), original(x, x, x)[0]))
+    assert float((out - exact).square().sum() / exact.square().sum()) == pytest.approx(error)
+
+
+def test_a_whole_transformer():
+    model = nn.Transformer(16, 2, 1, 1, 19, batch_first=True, dtype=torch.float64).eval()
+    report = linearize(model, k=4, max_len=16, method="content", causal="block", block_size=4, cross="linear")
+    assert ["block-causal with blocks of 4" in each.how for each in report.replaced] == [False, True, False]
+    assert all(isinstance(layer.projection, Content) for layer in model.modules() if hasattr(layer, "projection"))
+    source, target = (torch.randn(1, n, 16, dtype=torch.float64, requires_grad=True) for n in (9, 15))
+    (model(source, target)[0, 9] * torch.randn(16)).sum().backward()
+    assert (target.grad[0, 10:] == 0).all()
+    assert (target.grad[0, :10].abs().sum(-1) > 0).all()
+    assert all(p.grad is not None for name, p in model.named_parameters() if "projection" in name)

@@ -1,0 +1,73 @@
+"""What the tests of training share."""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from linformers.training import Settings, train
+
+TASKS = ("mlm", "clm", "seq2seq", "classify")
+SENTENCES = (
+    "the cat sat on the mat",
+    "a dog ran over the hill",
+    "two birds sing in the old tree",
+    "the rain falls on the roof",
+    "she reads a book by the fire",
+    "a ship sails out to sea",
+)
+SMALL = {
+    "preset": "tiny",
+    "n": 24,
+    "k": 6,
+    "width": 16,
+    "depth": 1,
+    "heads": 2,
+    "batch_size": 5,
+    "max_steps": 8,
+    "save_steps": 3,
+    "eval_steps": 4,
+    "log_steps": 1,
+    "dropout": 0.1,
+}
+
+
+def settings(task, data, **changes):
+    return Settings(**{"task": task, "data": (str(data),), **SMALL, **changes})
+
+
+def run(task, data, out, **changes):
+    """Train quietly."""
+    return train(settings(task, data, **changes), out, progress=False)
+
+
+def weights(out: Path) -> bytes:
+    return (out / "final" / "model.safetensors").read_bytes()
+
+
+def rows(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+class Crash(BaseException):
+    """As sudden as the end of a process can be inside one."""
+
+
+@contextmanager
+def crash_at(step: int):
+    """Let training end in the middle of the update after ``step``."""
+    from linformers.training.trainer import RunTrainer
+
+    original = RunTrainer.training_step
+
+    def training_step(self, *args, **options):
+        loss = original(self, *args, **options)
+        if self.state.global_step == step:
+            raise Crash
+        return loss
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunTrainer, "training_step", training_step)
+        with pytest.raises(Crash):
+            yield
