@@ -43,6 +43,8 @@ def classify(
         if json:
             print(encoding.dumps({"text": text, **answer}, ensure_ascii=False))
         else:
-            print(f"{answer['label']}\t{answer['score']:.1%}\t{text}")
+            several = answer.get("labels")
+            label = answer["label"] if several is None else ",".join(several) or "-"
+            print(f"{label}\t{answer['score']:.1%}\t{text}")
     if cut := sum(answer["cut"] for answer in found):
         print(f"{cut} of {len(found)} texts were cut to {opened.settings.n} tokens", file=sys.stderr)

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from linformers.cli.config import option_name
 from linformers.experiments.sweep import Axis
 from linformers.training.presets import VOCABULARY
 from linformers.training.settings import Settings
@@ -32,7 +33,9 @@ def compare(
     seeds: Annotated[int | None, Parameter(negative="")] = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     quick: Annotated[bool, Parameter(negative="")] = False,
-    settings: Annotated[Settings, Parameter(name="*", negative_iterable="", consume_multiple=True)] = Settings(),  # noqa: B008 (it cannot be changed)
+    settings: Annotated[
+        Settings, Parameter(name="*", name_transform=option_name, negative_iterable="", consume_multiple=True)
+    ] = Settings(),  # noqa: B008 (it cannot be changed)
 ) -> None:
     """Train several contenders with the same budget and several seeds, and draw and tabulate what they learn.
 

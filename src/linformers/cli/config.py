@@ -7,6 +7,13 @@ from cyclopts import App, CycloptsError
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import ConfigFromFile, Dict, Toml, Yaml
 
+from linformers.training.options import option
+
+
+def option_name(name: str) -> str:
+    """The name of an option, without dashes in front, from that of a setting."""
+    return option(name).removeprefix("--")
+
 
 class Options:
     """The options of a file, for the command that is run.

@@ -15,6 +15,7 @@ Flag = Annotated[bool, Parameter(negative="")]
 NAMES = (
     "column",
     "label_column",
+    "label_separator",
     "target_column",
     "dataset_config",
     "vocab_size",
@@ -39,6 +40,7 @@ def prepare(
     test: Several = None,
     column: str | None = None,
     label_column: str | None = None,
+    label_separator: str | None = None,
     target_column: str | None = None,
     dataset: str | None = None,
     dataset_config: str | None = None,
@@ -97,7 +99,9 @@ def prepare(
     column
         With the text, of tables and JSON lines; "text" if it is not given.
     label_column
-        With the class; "label" if it is not given.
+        With the class; "label" if it is not given. In JSON lines it may be a list of several.
+    label_separator
+        What stands between the classes of a document that can have several, in tables.
     target_column
         With the target of a pair; "target" if it is not given.
     dataset
@@ -157,6 +161,7 @@ def prepare(
             test=test,
             column=column,
             label_column=label_column,
+            label_separator=label_separator,
             target_column=target_column,
             dataset=dataset,
             dataset_config=dataset_config,

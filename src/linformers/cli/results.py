@@ -12,6 +12,9 @@ def table(results: dict[str, Any]) -> Table:
     baseline = results["baseline"]
     for name, form in (("loss", "{:.4f}"), ("perplexity", "{:,.2f}"), ("accuracy", "{:.2%}")):
         shown.add_row(name, form.format(results[name]), form.format(baseline[name]))
+    for name in ("f1", "exact"):  # where a text can have several classes
+        if name in results:
+            shown.add_row(name, f"{results[name]:.2%}", f"{baseline[name]:.2%}" if name in baseline else "")
     for name, form in (
         ("slots_alive", "{:.0%}"),
         ("parameters", "{:,}"),

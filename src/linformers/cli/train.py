@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
+from linformers.cli.config import option_name
 from linformers.training.presets import QUICK
 from linformers.training.settings import Settings
 
@@ -13,7 +14,9 @@ from linformers.training.settings import Settings
 def train(
     *,
     out: Path,
-    settings: Annotated[Settings, Parameter(name="*", negative_iterable="", consume_multiple=True)] = Settings(),  # noqa: B008 (it cannot be changed)
+    settings: Annotated[
+        Settings, Parameter(name="*", name_transform=option_name, negative_iterable="", consume_multiple=True)
+    ] = Settings(),  # noqa: B008 (it cannot be changed)
     resume: bool = True,
     quick: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -29,6 +32,8 @@ def train(
     Example: linformers train --task seq2seq --data source.txt --targets target.txt --out run
 
     Example: linformers train --task classify --data reviews.csv --column text --label-column stars --out run
+
+    Example: linformers train --task classify --from runs/pretrained --data reviews.csv --out fine-tuned
 
     Example: linformers train --attention full --max-steps 4000 --out full
 

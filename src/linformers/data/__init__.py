@@ -10,6 +10,7 @@ from linformers.data.passes import Progress
 from linformers.data.prepared import Prepared, load
 from linformers.data.python_docs import default_text
 from linformers.data.records import KINDS, PARTS, Kind, Part
+from linformers.data.several import several_baseline
 from linformers.data.store import Documents
 from linformers.labels import IGNORED
 
@@ -34,4 +35,5 @@ __all__ = [
     "listops",
     "load",
     "prepare",
+    "several_baseline",
 ]

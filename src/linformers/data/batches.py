@@ -37,7 +37,8 @@ def collate(
         longest_target: the same for labels, if it differs.
 
     Returns:
-        ``input_ids`` and ``attention_mask`` ``(b, n)``; ``labels`` ``(b, n)`` or ``(b, t)``, padded with -100, or ``(b,)`` for classes.
+        ``input_ids`` and ``attention_mask`` ``(b, n)``; ``labels`` ``(b, n)`` or ``(b, t)``, padded with -100, or ``(b,)`` for classes, or ``(b, c)`` of 0 and 1 where
+        a text can have several.
     """
     if not examples:
         raise ValueError("a batch needs at least one example, got none")
@@ -46,6 +47,9 @@ def collate(
     labels = [example["labels"] for example in examples]
     if np.ndim(labels[0]) == 0:
         batch["labels"] = torch.tensor(labels, dtype=torch.long)
+        return batch
+    if np.asarray(labels[0]).dtype.kind == "f":  # which of several classes each has
+        batch["labels"] = torch.from_numpy(np.stack(labels))
         return batch
     asked, _ = pad(labels, IGNORED, multiple, longest_target or longest)
     batch["labels"] = torch.from_numpy(asked)

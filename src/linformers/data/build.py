@@ -31,6 +31,7 @@ def prepare(
     test: Sequence[str] | None = None,
     column: str | None = None,
     label_column: str | None = None,
+    label_separator: str | None = None,
     target_column: str | None = None,
     dataset: str | None = None,
     dataset_config: str | None = None,
@@ -63,6 +64,7 @@ def prepare(
         test: files of the test part, likewise.
         column: the column with the text, of tables and JSON lines; "text" by default.
         label_column: the column with the class; "label" by default if the kind is labelled.
+        label_separator: what stands between the classes of a document that can have several, in tables; in JSON lines they may be a list.
         target_column: the column with the target of a pair; "target" by default if the kind is pairs.
         dataset: the name of a dataset of the Hugging Face hub, in place of sources.
         dataset_config: which of its configurations.
@@ -88,7 +90,12 @@ def prepare(
     """
     out = Path(out)
     kind = choose_kind(kind, targets, label_column, target_column, listops)
-    layout = Layout(column, label_column, target_column, documents, document_size, errors)
+    layout = Layout(column, label_column, target_column, documents, document_size, errors, label_separator)
+    if label_separator is not None and (kind != "labelled" or not label_separator):
+        raise ValueError(
+            f"label_separator={label_separator!r} is what stands between the classes of labelled documents, and the kind is {kind!r}; "
+            "leave it out, or give --kind labelled and a character such as ';'"
+        )
     one_of("documents", documents, get_args(Cutting))
     one_of("errors", errors, get_args(Errors))
     given: dict[Part, Sequence[str]] = {}
@@ -114,7 +121,8 @@ def prepare(
         "tokenizer": method if method in SIZES else tokenizer_identity(Path(method)),
         "vocab_size": vocab_size,
         "lowercase": lowercase,
-        "layout": vars(layout),
+        # Directories of earlier versions are reused: they have no field for what they did not know.
+        "layout": {name: v for name, v in vars(layout).items() if name != "label_separator" or v is not None},
         "shares": list(split.shares),
         "seed": seed,
         "sample": sample,
@@ -138,6 +146,7 @@ def prepare(
             "kind": kind,
             "name": corpus.name,
             "labels": work.labels,
+            **({"label_sets": work.label_sets} if work.several else {}),
             "vocab_size": table_size(made),
             "dtype": work.dtype,
             "parts": counts,

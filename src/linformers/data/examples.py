@@ -15,6 +15,7 @@ from linformers.data.noise import (
     Noise,
     Vocabulary,
     choose_spans,
+    hide_tokens,
     mask_tokens,
     only_spans,
     remove_spans,
@@ -35,7 +36,7 @@ class Examples(torch.utils.data.Dataset[Example]):
     ``"seq2seq"``: pairs, or pieces of documents with spans taken out. ``"classify"``: documents and their classes.
 
     An example has ``input_ids`` and ``labels``; arrays of numbers, but for ``"classify"`` one number. Labels are -100 where nothing is
-    asked; those of ``"clm"`` are the input itself, which the model moves. Those of ``"seq2seq"`` are the target and the end token.
+    asked (for documents that can have several classes, an array of 0 and 1); those of ``"clm"`` are the input itself, which the model moves. Those of ``"seq2seq"`` are the target and the end token.
 
     Args:
         prepared: the data.
@@ -49,6 +50,7 @@ class Examples(torch.utils.data.Dataset[Example]):
             after a mask.
         noise_share: of tokens that are taken out.
         span_length: about how many together.
+        token_dropout: of tokens that "classify" hides: they become the mask, or the unknown token where there is no mask.
 
     Attributes:
         cut: how many documents (of pairs: sources or targets) were cut off at the limit.
@@ -68,6 +70,7 @@ class Examples(torch.utils.data.Dataset[Example]):
         noise: Noise = "infill",
         noise_share: float = 0.3,
         span_length: float = 3.0,
+        token_dropout: float = 0.0,
     ) -> None:
         check_task(task, prepared)
         for name, share in (("mask_share", mask_share), ("noise_share", noise_share)):
@@ -79,6 +82,7 @@ class Examples(torch.utils.data.Dataset[Example]):
         self.max_length = max_length
         self.target_length = max_length if target_length is None else target_length
         self.seed, self.epoch = seed, 0
+        self.token_dropout = token_dropout
         self.mask_share, self.noise, self.noise_share, self.span_length = mask_share, noise, noise_share, span_length
         self.documents = prepared.documents(part)
         self.special = Special(prepared)
@@ -125,6 +129,7 @@ class Examples(torch.utils.data.Dataset[Example]):
             noise=self.noise,
             noise_share=self.noise_share,
             span_length=self.span_length,
+            token_dropout=self.token_dropout,
         )
 
     def __len__(self) -> int:
@@ -140,7 +145,13 @@ class Examples(torch.utils.data.Dataset[Example]):
                 ids = self._block(index)
                 return {"input_ids": ids, "labels": ids}
             case "classify":
-                return {"input_ids": self._wrap(self._piece(index)), "labels": int(self.classes[index])}
+                ids = self._piece(index)
+                if self.token_dropout:
+                    ids = hide_tokens(ids, self._random(index), self.special.hidden, self.token_dropout)
+                number = int(self.classes[index])
+                several = self.prepared.several
+                label = self.prepared.set_rows[number].astype(np.float32) if several else number
+                return {"input_ids": self._wrap(ids), "labels": label}
             case "mlm":
                 read, labels = mask_tokens(
                     self._piece(index), self._random(index), self.special.vocabulary, self.mask_share
@@ -228,7 +239,7 @@ class Special:
         self.before = np.array(outer[:begin], np.int64)
         self.after = np.array(outer[begin + len(inner) :], np.int64)
         self._end = next((i for i in (tokenizer.eos_token_id, tokenizer.sep_token_id) if i is not None), None)
-        self._mask = tokenizer.mask_token_id
+        self._mask, self._unknown = tokenizer.mask_token_id, tokenizer.unk_token_id
         self._size = prepared.vocab_size
         self._special = tokenizer.all_special_ids
 
@@ -239,6 +250,16 @@ class Special:
         return int(self._end)
 
     end = property(need_end)
+
+    @property
+    def hidden(self) -> int:
+        """The token that stands for one that is hidden."""
+        found = next((i for i in (self._mask, self._unknown) if i is not None), None)
+        if found is None:
+            raise ValueError(
+                f"the tokeniser of {self._where} has neither a mask nor an unknown token to hide others with"
+            )
+        return int(found)
 
     @property
     def vocabulary(self) -> Vocabulary:

@@ -24,6 +24,7 @@ class Layout:
     Args:
         column: the column with the text, of tables and JSON lines; None means "text".
         label_column: the column with the class; None means "label" if labelled.
+        label_separator: what stands between the classes of a document that can have several; None if it has one, or a list of them.
         target_column: the column with the target of a pair.
         documents: how plain text is divided into documents: ``"file"``; ``"blocks"``, cut at paragraphs; ``"lines"``, each line; or
             ``"auto"``, files if there are three or more, else blocks.
@@ -37,6 +38,7 @@ class Layout:
     documents: Cutting = "auto"
     document_size: int = 4000
     errors: Errors = "strict"
+    label_separator: str | None = None
 
     def label_name(self, kind: Kind) -> str | None:
         """The column with the class, if documents of this kind have one."""
@@ -202,6 +204,7 @@ def as_record(row: Mapping[str, Any], place: str, kind: Kind, layout: Layout) ->
         ValueError: if there is no such column, or something else than a text in it.
     """
     values: list[str | None] = []
+    several: tuple[str, ...] | None = None
     for name, option in (
         (layout.column or "text", "--column"),
         (layout.label_name(kind), "--label-column"),
@@ -211,8 +214,23 @@ def as_record(row: Mapping[str, Any], place: str, kind: Kind, layout: Layout) ->
             has = ", ".join(map(repr, row)) or "none"
             raise ValueError(f"{place} has no column {name!r}; it has {has}: choose with {option}")
         required = option == "--label-column"
+        if required and name is not None and (layout.label_separator is not None or isinstance(row[name], list)):
+            several = as_labels(row[name], f"{place}, column {name!r}", layout.label_separator)
+            values.append(next(iter(several), ""))
+            continue
         values.append(None if name is None else as_text(row[name], f"{place}, column {name!r}", required))
-    return Record(values[0] or "", values[1], values[2])
+    return Record(values[0] or "", values[1], values[2], labels=several)
+
+
+def as_labels(value: Any, place: str, separator: str | None) -> tuple[str, ...]:
+    """The classes of a document that can have several, in the order of their names; there may be none.
+
+    Args:
+        value: a list, or a text with a separator.
+    """
+    if not isinstance(value, list):
+        value = str("" if value is None else value).split(separator) if separator else [value]
+    return tuple(sorted({text for one in value if (text := as_text(one, place, False).strip())}))
 
 
 def as_text(value: Any, place: str, required: bool) -> str:

@@ -48,6 +48,14 @@ def mask_tokens(ids: Ids, rng: np.random.Generator, vocabulary: Vocabulary, shar
     return read, labels
 
 
+def hide_tokens(ids: Ids, rng: np.random.Generator, hidden: int, share: float) -> Ids:
+    """The tokens ``(n,)`` with about ``share`` of them replaced by ``hidden``, but never all of them."""
+    chosen = rng.random(len(ids)) < share
+    if chosen.all() and len(ids):
+        chosen[rng.integers(len(ids))] = False
+    return np.where(chosen, hidden, ids)
+
+
 def choose_spans(n: int, rng: np.random.Generator, share: float, span: float) -> tuple[Ids, Ids]:
     """Choose spans that do not touch, about ``share`` of ``n`` tokens in all, of about ``span`` tokens each.
 

@@ -30,6 +30,8 @@ class Work:
             progress,
         )
         self.labels: list[str] = []
+        self.several = False  # whether a document can have several
+        self.label_sets: list[list[int]] = []
         self.notes: list[str] = list(corpus.notes)
         self.dtype = "uint16"
         self.characters = 0
@@ -95,7 +97,7 @@ class Work:
         if self.kind == "pairs":
             writers |= {f"{part}.target": Writer(folder / f"{part}.target", self.dtype) for part in PARTS}
         numbers: dict[str, Numbers] = {part: Numbers(folder / f"{part}.labels.npy", "int32") for part in PARTS}
-        names: dict[str, int] = {}
+        names: dict[tuple[str, ...], int] = {}  # the classes that a document has; only one, or a set of several
         found: dict[str, list[int]] = {}  # documents of each class in each part
         unknown = tokens = 0
         try:
@@ -110,10 +112,11 @@ class Work:
                     if self.kind == "pairs":
                         writers[f"{part}.target"].add([others[i] for i in chosen])
                     if self.kind == "labelled":
-                        labels = [batch[i].label or "" for i in chosen]
-                        for label in labels:
+                        labels = [labels_of(batch[i]) for i in chosen]
+                        self.several |= any(batch[i].labels is not None for i in chosen)
+                        for label in (one for own in labels for one in own):
                             found.setdefault(label, [0, 0, 0])[place] += 1
-                        numbers[part].add([names.setdefault(label, len(names)) for label in labels])
+                        numbers[part].add([names.setdefault(own, len(names)) for own in labels])
                 self.characters += sum(len(record.text) for record in batch)
                 unknown += sum(int((own == encode.unknown).sum()) for own in ids)
                 tokens += sum(map(len, ids))
@@ -134,8 +137,10 @@ class Work:
             raise ValueError(f"{self.corpus.name}: the tokeniser makes no token of it")
         return counts
 
-    def finish_labels(self, names: dict[str, int], found: dict[str, list[int]], numbers: dict[str, Numbers]) -> None:
-        """Number the classes in the order of their names."""
+    def finish_labels(
+        self, names: dict[tuple[str, ...], int], found: dict[str, list[int]], numbers: dict[str, Numbers]
+    ) -> None:
+        """Number the classes in the order of their names; where documents have several, also the sets of them."""
         if self.kind != "labelled":
             for one in numbers.values():
                 one.close()
@@ -143,14 +148,23 @@ class Work:
             return
         if len(names) < 2:
             raise ValueError(
-                f"{self.corpus.name}: all documents have the label {first(list(names))!r}; there is nothing to learn"
+                f"{self.corpus.name}: all documents have the label {first(list(found))!r}; there is nothing to learn"
             )
-        self.labels = sorted(names, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+        self.labels = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+        place = {name: i for i, name in enumerate(self.labels)}
+        sets = sorted(names, key=lambda own: [place[name] for name in own])
+        if self.several:
+            self.label_sets = [[place[name] for name in own] for own in sets]
         order = np.zeros(len(names), np.int32)
-        order[[names[name] for name in self.labels]] = np.arange(len(names))
+        order[[names[own] for own in sets]] = np.arange(len(names))
         for one in numbers.values():
             one.close(order)
         self.notes += class_notes(found)
+
+
+def labels_of(record: Record) -> tuple[str, ...]:
+    """The classes of a document."""
+    return (record.label or "",) if record.labels is None else record.labels
 
 
 class Sample:

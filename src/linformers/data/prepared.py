@@ -40,7 +40,13 @@ FIELDS = {
     "notes": each(text()),
     "tokenizer_files": each(inner_path),
 }
-OPTIONAL = {"corpus": an_object, "options": an_object, "characters": whole(), "unknown": number(0, 1)}
+OPTIONAL = {
+    "label_sets": each(each(whole())),
+    "corpus": an_object,
+    "options": an_object,
+    "characters": whole(),
+    "unknown": number(0, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -96,10 +102,32 @@ class Prepared:
         return Documents.open(self.directory / f"{check_part(part)}.target", self.about["dtype"])
 
     def classes(self, part: Part) -> NDArray[np.int32]:
-        """The class of each document of a part, an index into ``labels``."""
+        """The class of each document of a part, an index into ``labels``; where documents have several, into ``label_sets``."""
         if self.kind != "labelled":
             raise ValueError(f"{self.directory} holds {self.kind}, which has no labels; prepare labelled documents")
         return read_numbers(self.directory / f"{check_part(part)}.labels.npy", "int32")
+
+    @property
+    def several(self) -> bool:
+        """Whether a document can have several classes."""
+        return "label_sets" in self.about
+
+    @property
+    def label_sets(self) -> list[list[int]]:
+        """The sets of classes that documents have, as indices into ``labels``; see :meth:`classes`."""
+        return list(self.about.get("label_sets", [[i] for i in range(len(self.labels))]))
+
+    @cached_property
+    def set_rows(self) -> NDArray[np.bool_]:
+        """Which classes each set holds, ``(sets, labels)``."""
+        rows = np.zeros((len(self.label_sets), len(self.labels)), bool)
+        for row, own in zip(rows, self.label_sets, strict=True):
+            row[own] = True
+        return rows
+
+    def held(self, part: Part) -> NDArray[np.bool_]:
+        """Which classes each document of a part has, ``(documents, labels)``."""
+        return self.set_rows[self.classes(part)]
 
 
 def check_part(part: str) -> Part:
@@ -148,6 +176,8 @@ def read_about(directory: Path) -> dict[str, Any]:
         wrong = f"vocab_size is {about['vocab_size']}, and {about['dtype']} has no such tokens"
     elif (about["kind"] == "labelled") != bool(about["labels"]):
         wrong = f"the kind is {about['kind']}, and there are {len(about['labels'])} labels"
+    elif any(i >= len(about["labels"]) for own in about.get("label_sets", ()) for i in own):
+        wrong = f"label_sets has numbers of classes that are not there; there are {len(about['labels'])}"
     if wrong:
         raise ValueError(f"{path} is damaged: {wrong}; {AGAIN}")
     return about
@@ -172,7 +202,7 @@ def check_files(directory: Path, stem: str, counts: dict[str, Any], about: dict[
         if labelled:
             with damaged(labels):
                 check_count(numbers := read_numbers(labels, "int32"), counts["documents"])
-                check_range(numbers, len(about["labels"]))
+                check_range(numbers, len(about.get("label_sets", about["labels"])))
         if verify:
             if digest(tokens) != counts["digest"]:
                 raise ValueError(f"{tokens} is not what was written")

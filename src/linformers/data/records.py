@@ -12,12 +12,16 @@ PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
 
 class Record(NamedTuple):
-    """One document, with its translation or its class, and its part where the corpus has parts already."""
+    """One document, with its translation or its class, and its part where the corpus has parts already.
+
+    Where documents can have several classes, ``labels`` has all of them, and ``label`` the first, by which documents are split.
+    """
 
     text: str
     label: str | None = None
     target: str | None = None
     part: Part | None = None
+    labels: tuple[str, ...] | None = None
 
 
 @dataclass

@@ -10,6 +10,7 @@ def with_defaults(
     defaults: Mapping[str, Any],
     presets: Mapping[str, Mapping[str, Any]],
     vocabulary: Mapping[str, int],
+    words: Mapping[str, str],
 ) -> str:
     """The documentation of settings, with defaults added where there is one.
 
@@ -19,14 +20,18 @@ def with_defaults(
         defaults: those that do not depend on the preset.
         presets: the values of each preset.
         vocabulary: replaces ``{vocabulary}``.
+        words: what else is replaced, and by what.
     """
     lines: list[str] = []
     name = ""
+    words = {"{vocabulary}": by_preset(vocabulary), **words}
     for line in [*text.splitlines(), ""]:
         if (line.strip() in names or not line.strip()) and name:  # the one before ends here
             lines[-1] += default_of(name, defaults, presets)
         name = line.strip() if line.strip() in names else name if line.strip() else ""
-        lines.append(line.replace("{vocabulary}", by_preset(vocabulary)))
+        for mark, said in words.items():
+            line = line.replace(mark, said)
+        lines.append(line)
     return "\n".join(lines)
 
 

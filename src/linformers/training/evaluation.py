@@ -41,21 +41,21 @@ def evaluate(
         samples: how many examples to show.
         progress: show a progress bar.
     """
-    from linformers.data import frequency_baseline
+    from linformers.data import frequency_baseline, several_baseline
     from linformers.training.samples import samples as examples_with_answers
 
     shows = Progress(progress)
     model, labels = run.model, run.prepared.labels
     examples, sampler, collate = examples_of(run.settings, run.prepared, part, batch_size)
     batches = loader(examples, Batches(sampler, limit), collate)
-    confusion = np.zeros((len(labels), len(labels)), np.int64)
+    counts = Counts(labels, run.task == "classify" and run.prepared.several)
     counted = 0
 
     def seen(guesses: Tensor, right: Tensor, size: int) -> None:
         nonlocal counted
         counted += size
         if run.task == "classify":
-            np.add.at(confusion, (right.cpu().numpy(), guesses.cpu().numpy()), 1)
+            counts.add(right.cpu().numpy(), guesses.cpu().numpy())
         shows.work("testing", counted, len(examples))
 
     if examples.cut:
@@ -80,10 +80,10 @@ def evaluate(
         "texts": len(examples)
         * (2 if run.prepared.kind == "pairs" else 1),  # a pair is cut at its source or its target
         "texts_cut": examples.cut,
-        "baseline": frequency_baseline(examples),
+        "baseline": several_baseline(examples) if counts.several else frequency_baseline(examples),
     }
     if run.task == "classify":
-        results["per_class"] = class_report(confusion, labels)
+        results |= counts.summary()
     results |= {"parameters": parameters(model), **run.cost()}
     if samples:
         results["examples"] = examples_with_answers(run, examples, samples)
@@ -92,13 +92,56 @@ def evaluate(
     return results
 
 
-def class_report(confusion: NDArray[np.int64], labels: list[str]) -> list[dict[str, Any]]:
+class Counts:
+    """Right and wrong predictions of each class, added up over batches.
+
+    Args:
+        labels: the names of the classes.
+        several: whether a text can have several.
+    """
+
+    def __init__(self, labels: list[str], several: bool) -> None:
+        self.labels, self.several = labels, several
+        self.confusion = np.zeros((len(labels), len(labels)), np.int64)  # by the class and the predicted class
+        self.right, self.taken, self.there = (np.zeros(len(labels), np.int64) for _ in range(3))
+        self.texts = self.exact = 0
+
+    def add(self, labels: NDArray[np.int64], guesses: NDArray[np.int64]) -> None:
+        """Add a batch: numbers of classes ``(b,)``, or with several a text, 1 for each that it has, ``(b, c)``."""
+        if not self.several:
+            np.add.at(self.confusion, (labels, guesses), 1)
+            return
+        self.right += (labels & guesses).sum(0)
+        self.taken, self.there = self.taken + guesses.sum(0), self.there + labels.sum(0)
+        self.texts, self.exact = self.texts + len(labels), self.exact + int((labels == guesses).all(1).sum())
+
+    def summary(self) -> dict[str, Any]:
+        """The report by class, and with several a text ``f1`` of all decisions and ``exact``, the share of texts with no wrong one."""
+        if not self.several:
+            return {
+                "per_class": class_report(
+                    np.diag(self.confusion), self.confusion.sum(0), self.confusion.sum(1), self.labels
+                )
+            }
+        both = int(self.taken.sum() + self.there.sum())
+        return {
+            "per_class": class_report(self.right, self.taken, self.there, self.labels),
+            "f1": 2 * int(self.right.sum()) / both if both else 0.0,
+            "exact": self.exact / max(1, self.texts),
+        }
+
+
+Numbers = NDArray[np.int64]
+
+
+def class_report(right: Numbers, taken: Numbers, there: Numbers, labels: list[str]) -> list[dict[str, Any]]:
     """Precision, recall, F1 and support of each class.
 
     Args:
-        confusion: ``(c, c)``, examples by their class and the predicted class.
+        right: how often each class was predicted where it is, ``(c,)``.
+        taken: how often it was predicted.
+        there: how often it is there.
     """
-    right, taken, there = np.diag(confusion), confusion.sum(0), confusion.sum(1)
     rows = []
     for i, label in enumerate(labels):
         precision = float(right[i] / taken[i]) if taken[i] else 0.0

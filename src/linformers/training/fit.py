@@ -13,9 +13,10 @@ from linformers.training.batch_order import Batches, loader
 from linformers.training.checkpoints import last_good, manifest, written_aside
 from linformers.training.lock import working_in
 from linformers.training.metrics import MetricsFile
+from linformers.training.objective import Objective, balanced, balanced_several
 from linformers.training.opening import At, enter, is_done, open_run
 from linformers.training.progress import Progress
-from linformers.training.runs import BEST, FINAL, TALLY, Run, load_run
+from linformers.training.runs import BEST, FINAL, START, TALLY, Run, load_run
 from linformers.training.settings import Settings
 from linformers.training.sources import examples_of
 from linformers.training.stopping import Interrupted, Interruption, best_row, is_stale
@@ -85,7 +86,7 @@ def fit(run: Run, at: At, shows: Progress) -> None:
 
     logging.set_verbosity_error()
     settings, out, step = run.settings, run.directory, at[0] if at else 0
-    model = models.build(settings, run.prepared.tokenizer, run.prepared.labels)
+    model = first_model(run, at)
     metrics = MetricsFile(out, step, writes=processes.is_main())
     with Interruption() as interruption, closing(metrics):
         trainer = new_trainer(run, model, metrics, shows, interruption)
@@ -113,6 +114,34 @@ def fit(run: Run, at: At, shows: Progress) -> None:
         write_final(trainer, run, shows)
 
 
+def first_model(run: Run, at: At) -> Any:
+    """The model of a run before its first update; where it began with a source, as it was taken over then."""
+    settings, prepared, start = run.settings, run.prepared, run.directory / START
+    if not settings.source:
+        return models.build(settings, prepared.tokenizer, prepared.labels, prepared.several)
+    try:
+        manifest(start)
+    except ValueError:
+        if at is None:
+            raise
+        start = at[1]  # its weights take their place anyway
+    return models.load(start, settings.task)
+
+
+def objective_of(run: Run) -> Objective | None:
+    """The loss of a run that classifies."""
+    settings, prepared = run.settings, run.prepared
+    if settings.task != "classify":
+        return None
+    weights = None
+    if settings.class_weights == "balanced":
+        if prepared.several:
+            weights = balanced_several(prepared.held("train"))
+        else:
+            weights = balanced(prepared.classes("train"), len(prepared.labels))
+    return Objective(weights, settings.label_smoothing)
+
+
 def new_trainer(
     run: Run, model: Any, metrics: MetricsFile, shows: Progress, interruption: Interruption
 ) -> "RunTrainer":
@@ -120,11 +149,12 @@ def new_trainer(
     from linformers.training.trainer import RunTrainer
 
     settings, world, rank = run.settings, processes.world(), processes.rank()
-    examples, sampler, collate = examples_of(settings, run.prepared, "train")
+    examples, sampler, collate = examples_of(settings, run.prepared, "train", training=True)
     looks, look_sampler, _ = examples_of(settings, run.prepared, "validation")
     if examples.cut:
         shows.say(f"note: {examples.cut} of {len(examples)} examples are longer than {settings.n} tokens, and are cut")
     size = settings.max_steps * settings.accumulation
+    new = set(run.about.get("source", {}).get("new", ()))
     look_size = -(-settings.eval_batches // world) or None
     return RunTrainer(
         model,
@@ -139,6 +169,8 @@ def new_trainer(
         progress=shows,
         interruption=interruption,
         tokenizer=run.prepared.tokenizer,
+        objective=objective_of(run),
+        taken=[name for name, _ in model.named_parameters() if name not in new] if settings.source else (),
     )
 
 

@@ -188,7 +188,8 @@ def classify(run: Run, texts: Sequence[str]) -> list[dict[str, Any]]:
 
     Returns:
         For each ``{"label", "score", "scores", "cut"}``: the most likely class, its probability, those of all classes, and whether the
-        text was cut at the longest input, as in training.
+        text was cut at the longest input, as in training. Where texts can have several classes, the probabilities are independent, and
+        ``"labels"`` has the classes with more than a half.
 
     Raises:
         ValueError: for a run of another task, and for a text without a token.
@@ -203,10 +204,14 @@ def classify(run: Run, texts: Sequence[str]) -> list[dict[str, Any]]:
     found = []
     for text in texts:
         ids, cut = truncated(run, text)
-        scores = run.model(torch.tensor([ids], device=run.model.device)).logits[0].softmax(-1).tolist()  # (c,)
+        logits = run.model(torch.tensor([ids], device=run.model.device)).logits[0]
+        several = run.model.config.problem_type == "multi_label_classification"
+        scores = (logits.sigmoid() if several else logits.softmax(-1)).tolist()  # (c,)
         best = max(range(len(labels)), key=scores.__getitem__)
         named = dict(zip(labels, scores, strict=True))
         found.append({"label": labels[best], "score": scores[best], "scores": named, "cut": cut})
+        if several:
+            found[-1]["labels"] = [label for label, score in named.items() if score > 0.5]
     return found
 
 

@@ -13,23 +13,19 @@ from torch import Tensor
 from linformers.labels import IGNORED
 from linformers.models.held import Watch, content_stacks, slots_alive
 from linformers.training.metrics import Tally
-
-
-def run_model(model: Any, task: str, inputs: dict[str, Tensor], **options: Any) -> Any:
-    """The model's output for a batch with labels; for mlm, logits of the masked positions only."""
-    if task == "mlm":
-        options["asked_only"] = True
-    return model(**inputs, **options)
+from linformers.training.objective import run_model
 
 
 @torch.no_grad()
 def guesses(task: str, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The predicted token or class for each label, and the label.
+    """The predicted token or class for each label, and the label; where texts have several classes, whether each is there.
 
     Args:
         logits: ``(labels, v)`` for mlm, ``(b, n, v)`` for clm, ``(b, t, v)`` for seq2seq, ``(b, c)`` for classify.
-        labels: ``(b, n)``, ``(b, t)`` or ``(b,)``; -100 where there is none.
+        labels: ``(b, n)``, ``(b, t)`` or ``(b,)``; -100 where there is none. ``(b, c)`` of 0 and 1 for several classes a text.
     """
+    if labels.is_floating_point():
+        return (logits > 0).long(), labels.long()
     best = logits.argmax(-1)
     if task == "clm":
         best, labels = best[:, :-1], labels[:, 1:]
@@ -68,7 +64,7 @@ def measure(
         for i, batch in enumerate(batches):
             inputs = {name: value.to(device) for name, value in batch.items()}
             with nullcontext() if watch is None or i else watch:
-                outputs = run_model(model, task, inputs, num_items_in_batch=1)  # the sum, not the mean
+                outputs = run_model(model, task, inputs, 1)  # the sum, not the mean
             best, labels = guesses(task, outputs.logits, inputs["labels"])
             total.loss += float(outputs.loss)
             total.labels += labels.numel()

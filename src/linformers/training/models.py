@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from linformers import limits
+from linformers.files.checked import read_object, text
 from linformers.hf import (
     LinformerConfig,
     LinformerForCausalLM,
@@ -31,12 +32,43 @@ MODELS: dict[str, Any] = {
 }
 
 
-def configuration(settings: Settings, tokenizer: Any, labels: list[str]) -> LinformerConfig:
+def model_class(config: Any, task: str) -> Any:
+    """The class of a model for a task, by its configuration: one of this project's, or an Auto class for encoders."""
+    if isinstance(config, LinformerConfig):
+        return MODELS[task]
+    import transformers
+
+    import linformers.linearize  # noqa: F401 - so that the Auto classes find linearised models
+
+    kinds = {"mlm": transformers.AutoModelForMaskedLM, "classify": transformers.AutoModelForSequenceClassification}
+    if task not in kinds:
+        raise ValueError(
+            f"a {config.model_type} is an encoder, and can be trained for {' and '.join(kinds)}, not for {task}"
+        )
+    return kinds[task]
+
+
+def class_options(labels: list[str], several: bool = False) -> dict[str, Any]:
+    """The options of a classifier's configuration.
+
+    Args:
+        labels: the names of the classes.
+        several: whether a text can have several of them.
+    """
+    return {
+        "id2label": dict(enumerate(labels)),
+        "label2id": {label: i for i, label in enumerate(labels)},
+        "problem_type": f"{'multi' if several else 'single'}_label_classification",
+    }
+
+
+def configuration(settings: Settings, tokenizer: Any, labels: list[str], several: bool = False) -> LinformerConfig:
     """The configuration of a model for these settings, which are filled in.
 
     Args:
         tokenizer: gives the number of tokens and the special ones.
         labels: the names of the classes, for classify.
+        several: whether a text can have several of them.
     """
     options: dict[str, Any] = {}
     if settings.task == "seq2seq":
@@ -48,11 +80,7 @@ def configuration(settings: Settings, tokenizer: Any, labels: list[str]) -> Linf
             "cross_proj_k": settings.k,
         }
     if settings.task == "classify":
-        options = {
-            "id2label": dict(enumerate(labels)),
-            "label2id": {label: i for i, label in enumerate(labels)},
-            "problem_type": "single_label_classification",
-        }
+        options = class_options(labels, several)
     return LinformerConfig(
         vocab_size=len(tokenizer),
         hidden_size=settings.width,
@@ -77,17 +105,18 @@ def configuration(settings: Settings, tokenizer: Any, labels: list[str]) -> Linf
 
 
 def complete(settings: Settings) -> Settings:
-    """Fill in settings, and check them by building their model without weights.
+    """Fill in settings, and check them by building their model without weights; with a source, that is checked when it is opened.
 
     Raises:
         ValueError: for invalid values, with the names of options.
     """
     found = settings.filled()
-    check_model(found)
+    if not found.source:
+        check_model(found)
     return found
 
 
-def build(settings: Settings, tokenizer: Any, labels: list[str]) -> Any:
+def build(settings: Settings, tokenizer: Any, labels: list[str], several: bool = False) -> Any:
     """A new model, whose initial weights depend on the seed alone.
 
     Raises:
@@ -95,7 +124,7 @@ def build(settings: Settings, tokenizer: Any, labels: list[str]) -> Any:
     """
     from transformers import set_seed
 
-    config = configuration(settings, tokenizer, labels)
+    config = configuration(settings, tokenizer, labels, several)
     limits.check_configuration(config, limits.machine_memory())
     set_seed(settings.seed)
     return MODELS[settings.task](config)
@@ -118,7 +147,7 @@ def checked(settings: Settings) -> None:
     outline(settings, Tokens(), ["a", "b"])
 
 
-def outline(settings: Settings, tokenizer: Any, labels: list[str]) -> Any:
+def outline(settings: Settings, tokenizer: Any, labels: list[str], several: bool = False) -> Any:
     """The model that :func:`build` gives, without weights.
 
     Raises:
@@ -126,7 +155,7 @@ def outline(settings: Settings, tokenizer: Any, labels: list[str]) -> Any:
     """
     with spoken(), warnings.catch_warnings(), torch.device("meta"):
         warnings.simplefilter("ignore")  # the real model warns
-        return MODELS[settings.task](configuration(settings, tokenizer, labels))
+        return MODELS[settings.task](configuration(settings, tokenizer, labels, several))
 
 
 class Tokens:
@@ -140,8 +169,21 @@ class Tokens:
 
 def load(directory: Path, task: str) -> Any:
     """The model of ``final/``, ``best/`` or a checkpoint, ready to be used."""
-    model = pretrained.load_model(MODELS[task], directory)
+    kind = MODELS[task]
+    if type_of(directory) != LinformerConfig.model_type:
+        import linformers.linearize  # noqa: F401 - so that its configurations are known
+
+        kind = model_class(pretrained.load_config(directory), task)
+    model = pretrained.load_model(kind, directory)
     return model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+
+
+def type_of(directory: Path) -> str:
+    """The ``model_type`` of a saved model; this project's if its configuration cannot be read, which loading it reports."""
+    try:
+        return str(read_object(directory / "config.json", {"model_type": text()})["model_type"])
+    except (ValueError, OSError):
+        return LinformerConfig.model_type
 
 
 def save(model: Any, tokenizer: Any, directory: Path) -> None:

@@ -9,13 +9,15 @@ import torch
 
 from linformers.files.whole import reason
 from linformers.training import models
-from linformers.training.checkpoints import checkpoints, manifest, tidy
+from linformers.training.checkpoints import MANIFEST, checkpoints, manifest, tidy, written_aside
 from linformers.training.metrics import EVENTS, FILE, read
+from linformers.training.origin import Origin, open_origin, settings_with
 from linformers.training.progress import Progress
-from linformers.training.runs import BEST, CONFIG, DATA, FINAL, RESULTS, Run, load_run, write_config
+from linformers.training.runs import BEST, CONFIG, DATA, FINAL, RESULTS, START, Run, load_run, write_config
 from linformers.training.settings import Settings
-from linformers.training.sources import check_options, checked_data, names_own_data
+from linformers.training.sources import check_options, checked_data, names_own_data, steps_of
 from linformers.training.stopping import is_stale
+from linformers.training.taking import Taken, take
 
 At = tuple[int, Path] | None  # a step and its checkpoint
 
@@ -51,25 +53,42 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
     if not there:
         check_empty(out, settings)
     given = settings.located().given()
+    check_duration(given)
     asked = None
     if saved is not None:
         before = saved.about.get("given")
-        given = {**(before if isinstance(before, dict) else {}), **given}
+        given = {**without_duration(before if isinstance(before, dict) else {}, given), **given}
         asked = continued(settings, saved, at)
     if saved is not None and asked is not None and is_done(Run(out, asked, saved.about), at):
         if asked != saved.settings:
             kept = {name: value for name, value in saved.about.items() if name not in ("settings", "versions", "given")}
             write_config(out, asked, **kept, given=given)
         return
-    begins = asked is None
+    begins, origin = asked is None, None
     if asked is None:
-        asked = models.complete(settings_from(given))
+        wanted = settings_from(given)
+        if wanted.source:
+            origin = open_origin(Path(wanted.source))
+            wanted = settings_with(wanted, origin)
+        asked = models.complete(wanted)
         check_options(settings)
     fingerprint = None if saved is None or begins else saved.about.get("data_fingerprint")
-    with checked_data(asked, out, shows, anew=begins, fingerprint=fingerprint) as prepared:
-        count = models.parameters(models.outline(asked, prepared.tokenizer, prepared.labels))
+    with checked_data(asked, out, shows, anew=begins, fingerprint=fingerprint, origin=origin) as prepared:
+        if begins and asked.epochs:
+            asked = models.complete(dataclasses.replace(wanted, max_steps=steps_of(asked, prepared)))
+        facts, model = {} if saved is None or begins else facts_of(saved, "source"), None
+        if origin is not None:
+            model, taken = take(origin, asked, prepared.labels, prepared.several)
+            shows.say(f"from {origin.directory}: {taken}")
+            facts = {"source": source_facts(origin, taken)}
+        elif not asked.source:
+            model = models.outline(asked, prepared.tokenizer, prepared.labels, prepared.several)
+        count = models.parameters(model) if model is not None else (saved.about["parameters"] if saved else 0)
         if begins and there:
             clear(out, data=not names_own_data(asked, out))
+        if origin is not None:
+            with written_aside(out / START, step=0) as aside:
+                models.save(model, prepared.tokenizer, aside)
         write_config(
             out,
             asked,
@@ -77,6 +96,52 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
             data_fingerprint=prepared.fingerprint,
             threads=asked.threads or torch.get_num_threads(),
             given=given,
+            **facts,
+        )
+
+
+def facts_of(saved: Run, *names: str) -> dict[str, Any]:
+    """These facts of a saved run, as far as it has them."""
+    return {name: saved.about[name] for name in names if name in saved.about}
+
+
+def source_facts(origin: Origin, taken: Taken) -> dict[str, Any]:
+    """What ``config.json`` keeps of the source of the weights."""
+    return {
+        "directory": str(origin.directory),
+        "sha256": origin.digest,
+        "model_type": origin.config.model_type,
+        "task": origin.task,
+        "taken": taken.taken,
+        "resampled": taken.resampled,
+        "new": taken.new,
+    }
+
+
+def check_duration(given: dict[str, Any]) -> None:
+    """Raise a ValueError for both a number of updates and a number of epochs."""
+    if "epochs" in given and "max_steps" in given:
+        raise ValueError(
+            f"--epochs {given['epochs']} and --max-steps {given['max_steps']} both say how long to train; give one of them"
+        )
+
+
+def without_duration(before: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What was given before, without how long to train if that is given now."""
+    again = {"epochs", "max_steps"} & set(given)
+    return {name: value for name, value in before.items() if not again or name not in ("epochs", "max_steps")}
+
+
+def check_source(settings: Settings, saved: Run) -> None:
+    """Raise a ValueError if the source of a run was named again, and has other weights now."""
+    if not settings.source or not Path(settings.source).is_dir():
+        return
+    facts = saved.about.get("source", {})
+    origin = open_origin(Path(settings.source))
+    if origin.digest != facts.get("sha256"):
+        raise ValueError(
+            f"the weights in --from {settings.source} have changed since the run in {saved.directory} began; leave --from out to go on "
+            "with those that were taken then, or name another --out to begin with the new ones"
         )
 
 
@@ -94,6 +159,9 @@ def continued(settings: Settings, saved: Run, at: At) -> Settings | None:
         if known and not any((out / name).exists() for name in (FINAL, BEST, RESULTS)) and not checkpoints(out):
             return None
         raise
+    check_source(settings, saved)
+    if settings.epochs and asked.epochs != saved.settings.epochs:
+        asked = dataclasses.replace(asked, max_steps=steps_of(asked, saved.prepared))
     if asked != saved.settings:
         asked = models.complete(asked)
     check_length(asked, out, at)
@@ -111,12 +179,17 @@ def check_empty(out: Path, settings: Settings) -> None:
     """Raise a ValueError if a directory without a run has something else in it."""
     own = names_own_data(settings, out)
     for path in sorted(out.iterdir()):
-        if path.name.startswith(".") or (own and path.name == DATA):
+        if path.name.startswith(".") or (own and path.name == DATA) or is_start(path):
             continue
         hint = f", or use it with --data {path}" if (path / "prepared.json").is_file() else ""
         raise ValueError(
             f"{out} is not empty and holds no run (it has {path.name}); name another directory with --out{hint}"
         )
+
+
+def is_start(path: Path) -> bool:
+    """Whether this is what an interrupted command left of a run with a source; it is written again."""
+    return path.name == START and (path / MANIFEST).is_file()
 
 
 def clear(out: Path, data: bool = True) -> None:
@@ -127,7 +200,7 @@ def clear(out: Path, data: bool = True) -> None:
     """
     for _, path in checkpoints(out):
         shutil.rmtree(path)
-    for name in (FINAL, BEST, EVENTS, *([DATA] if data else [])):
+    for name in (FINAL, BEST, START, EVENTS, *([DATA] if data else [])):
         if (out / name).exists():
             shutil.rmtree(out / name)
     for name in (RESULTS, FILE, CONFIG):

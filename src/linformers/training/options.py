@@ -19,14 +19,15 @@ CALLED = {
 }
 SAME = (
     *("vocab_size", "block_size", "local_window", "local_kernel", "cross_attention", "mask_share", "noise_share"),
-    *("label_column", "target_column", "attention", "method", "start", "norm", "pooling", "noise"),
+    *("label_column", "label_separator", "target_column", "attention", "method", "start", "norm", "pooling", "noise"),
 )
+RENAMED = {"source": "from"}  # a field cannot be called `from`
 SETTINGS = {name: setting for setting, names in CALLED.items() for name in names} | {name: name for name in SAME}
 
 
 def option(name: str) -> str:
     """What a setting is called on the command line."""
-    return "--" + name.replace("_", "-")
+    return "--" + RENAMED.get(name, name).replace("_", "-")
 
 
 def in_options(text: str, names: Mapping[str, str] = SETTINGS) -> str:

@@ -33,6 +33,11 @@ DEFAULTS: dict[str, Any] = {
     "mask_share": 0.15,
     "noise": "infill",
     "noise_share": 0.3,
+    "class_weights": "none",
+    "label_smoothing": 0.0,
+    "token_dropout": 0.0,
+    "freeze_body": False,
+    "body_rate": 1.0,
     "accumulation": 1,
     "projection_rate": 0.1,
     "warmup": 0.1,
@@ -46,6 +51,13 @@ DEFAULTS: dict[str, Any] = {
     "keep": 2,
     "workers": 0,
     "seed": 0,
+}
+BY_TASK: dict[str, dict[str, Any]] = {"classify": {"patience": 3}}  # of a new run; a saved one keeps what it has
+# With a source: by what it is, and by the task. ``rate`` is a share of the preset's learning rate.
+FROM: dict[str, dict[str, Any]] = {
+    "linformer": {"rate": 0.3},
+    "encoder": {"learning_rate": 5e-5},
+    "classify": {"epochs": 3.0},
 }
 VOCABULARY = {"tiny": 4096, "small": 8192, "base": 16384}  # tokens of a new tokeniser, by preset
 QUICK: dict[str, Any] = {"preset": "tiny", "n": 64, "width": 64, "max_steps": 20, "eval_batches": 5}

@@ -19,11 +19,16 @@ CONFIG = "config.json"
 RESULTS = "results.json"
 FINAL = "final"
 BEST = "best"  # with patience: the weights of the least validation loss
+START = "start"  # with a source: the weights that the run begins with
 DATA = "data"  # where text is prepared for the run
 TALLY = "tally.json"  # beside weights: what training them took
 
 # The fields of these files.
-OF_CONFIG = {"parameters": whole(), "data_fingerprint": text(), "threads": whole(1), "versions": named(text())}
+OF_SOURCE = fields({"directory": text(), "sha256": text(), "new": each(text())})
+OF_CONFIG = {
+    **{"parameters": whole(), "data_fingerprint": text(), "threads": whole(1), "versions": named(text())},
+    "source": OF_SOURCE,
+}
 SUMS = fields(
     {}, {"loss": number(), "labels": whole(), "correct": whole(), "tokens": whole(), "seconds": number()}, only=True
 )
@@ -34,7 +39,7 @@ OF_RESULTS = {
     **{"labels": whole(), "examples_tested": whole(), "parameters": whole(), "tokens_per_second": number(0)},
     **{"peak_memory_mb": number(0), "seconds": number(0)},
     **SCORES,
-    "slots_alive": number(0, 1),
+    **dict.fromkeys(("slots_alive", "f1", "exact"), number(0, 1)),
     "baseline": fields({}, SCORES),
     "examples": each(named(text())),
     "per_class": each(

@@ -42,13 +42,26 @@ def sample(run: Run, example: dict[str, Any]) -> dict[str, str]:
             return {"input": text(run, ids, marks=True), "output": text(run, guess), "expected": text(run, right)}
         case _:
             names = run.prepared.labels
+            if run.prepared.several:
+                found = [listed(names, held) for held in (scores(run, ids) > 0, labels > 0)]
+                return {"input": text(run, ids), "output": found[0], "expected": found[1]}
             return {"input": text(run, ids), "output": names[int(best(run, ids))], "expected": names[labels]}
 
 
-@torch.no_grad()
+def listed(names: list[str], held: Any) -> str:
+    """The names of the classes that a text has."""
+    return ", ".join(name for name, there in zip(names, held, strict=True) if there) or "none"
+
+
 def best(run: Run, ids: Any) -> Any:
     """The likeliest token at each position, or the likeliest class."""
-    return run.model(torch.from_numpy(ids)[None].to(run.model.device)).logits[0].argmax(-1).cpu().numpy()
+    return scores(run, ids).argmax(-1)
+
+
+@torch.no_grad()
+def scores(run: Run, ids: Any) -> Any:
+    """The logits of each position, or of the classes."""
+    return run.model(torch.from_numpy(ids)[None].to(run.model.device)).logits[0].cpu().numpy()
 
 
 def text(run: Run, ids: Any, marks: bool = False) -> str:

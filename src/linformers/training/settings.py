@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_type_hints
 
 from linformers import limits
-from linformers.checks import at_least_one, not_negative, one_of
+from linformers.checks import one_of
 from linformers.files.checked import maybe, of_type
 from linformers.models.options import Shared, unset
 from linformers.ops.blocks import block_sizes
+from linformers.training.checking import check
 from linformers.training.defaults import with_defaults
 from linformers.training.options import option, spoken
-from linformers.training.presets import DEFAULTS, PRESETS, VOCABULARY
+from linformers.training.presets import BY_TASK, DEFAULTS, FROM, PRESETS, VOCABULARY
 
 Task = Literal["mlm", "clm", "seq2seq", "classify"]
 Preset = Literal["tiny", "small", "base"]
@@ -26,28 +27,11 @@ Schedule = Literal["cosine", "linear", "constant"]
 
 UNSET: Any = None  # a setting that was not given; `filled` replaces it
 
-POSITIVE = (
-    *(
-        "n",
-        "target_n",
-        "k",
-        "block_size",
-        "open_reach",
-        "width",
-        "depth",
-        "heads",
-        "feedforward",
-        "vocab_size",
-        "batch_size",
-    ),
-    *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads"),
-)
-NOT_NEGATIVE = (
-    *("local_kernel", "local_window", "open_slots", "eval_batches", "patience", "workers", "weight_decay", "clip"),
-    "seed",
-)
 # What a resumed run may change: the weights so far do not depend on it (`max_steps` does change the schedule).
-FREE = ("max_steps", "save_steps", "eval_steps", "log_steps", "eval_batches", "patience", "keep", "workers", "threads")
+FREE = (
+    *("max_steps", "epochs", "save_steps", "eval_steps", "log_steps", "eval_batches", "patience", "keep"),
+    *("workers", "threads"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +45,18 @@ class Settings:
         Guess masked words (mlm), the next word (clm), a target from a source (seq2seq), or a class (classify).
     preset
         Sizes for a first look (tiny), for minutes (small) or for hours (base); every one can be changed.
+    source
+        Begin with the weights of a run, of a saved model of `linformers.hf`, or of an encoder (linearised, or as it was, to compare). The
+        sizes and the tokeniser are the source's; heads for another task are new; another --n or --k is resampled.
     data
         Text files, folders, globs, or a directory that `linformers prepare` wrote; by default Python's documentation,
         or ListOps for classify.
     column
         The column with the text, in JSONL and CSV files; by default "text".
     label_column
-        The column with the class; by default "label", for classify.
+        The column with the class; by default "label", for classify. A list in JSONL files means several classes a text.
+    label_separator
+        What stands between the classes of a text that has several, in CSV files; by default a text has one.
     target_column
         The column with the target, for seq2seq; by default there is none, and it learns to undo noise.
     targets
@@ -129,12 +118,22 @@ class Settings:
         What seq2seq learns from text without targets: to say it whole (infill), or only what was taken out (spans).
     noise_share
         The share of tokens that is taken out of it.
+    class_weights
+        Let classes count by the number of their texts (none), or rare ones more, so that all count the same (balanced). For classify.
+    label_smoothing
+        The share of a label that is spread over all classes. For classify.
+    token_dropout
+        The share of input tokens that are hidden in training, others in every epoch. For classify.
+    freeze_body
+        Train only what --from did not bring along: the head.
+    body_rate
+        The learning rate of what --from brought along, as a share of the rest's.
     batch_size
         Examples of one batch, in each process.
     accumulation
         Batches of one update.
     learning_rate
-        At the end of the warm-up.
+        At the end of the warm-up; with --from, by default {rates}.
     projection_rate
         The learning rate of learned projections, as a share of the others': each of their numbers meets every position, so that a
         whole one moves a slot too far.
@@ -151,7 +150,9 @@ class Settings:
     recompute
         Keep no activations inside the layers: less memory, a third more work.
     max_steps
-        Updates.
+        Updates. With --from and classify, by default --epochs {epochs}.
+    epochs
+        Passes over the training part, instead of --max-steps.
     save_steps
         Updates between checkpoints; by default a tenth of all, at most 500.
     eval_steps
@@ -174,9 +175,11 @@ class Settings:
 
     task: Task = UNSET
     preset: Preset = UNSET
+    source: str = UNSET
     data: tuple[str, ...] = UNSET
     column: str = UNSET
     label_column: str = UNSET
+    label_separator: str = UNSET
     target_column: str = UNSET
     targets: tuple[str, ...] = UNSET
     tokenizer: str = UNSET
@@ -209,6 +212,11 @@ class Settings:
     mask_share: float = UNSET
     noise: Literal["infill", "spans"] = UNSET
     noise_share: float = UNSET
+    class_weights: Literal["none", "balanced"] = UNSET
+    label_smoothing: float = UNSET
+    token_dropout: float = UNSET
+    freeze_body: bool = UNSET
+    body_rate: float = UNSET
     batch_size: int = UNSET
     accumulation: int = UNSET
     learning_rate: float = UNSET
@@ -220,6 +228,7 @@ class Settings:
     precision: Precision = UNSET
     recompute: bool = UNSET
     max_steps: int = UNSET
+    epochs: float = UNSET
     save_steps: int = UNSET
     eval_steps: int = UNSET
     log_steps: int = UNSET
@@ -243,10 +252,11 @@ class Settings:
         """
         given = self.given()
         preset = one_of("--preset", given.get("preset", DEFAULTS["preset"]), tuple(PRESETS))
-        values = {**DEFAULTS, **PRESETS[preset], **given}
-        one_of("--task", values["task"], get_args(Task))
+        task = one_of("--task", given.get("task", DEFAULTS["task"]), get_args(Task))
+        values = {**DEFAULTS, **BY_TASK.get(task, {}), **PRESETS[preset], **given}
         one_of("--precision", values["precision"], get_args(Precision))
         one_of("--schedule", values["schedule"], get_args(Schedule))
+        check_types(values, option)
         check(values)
         n, steps = values["n"], values["max_steps"]
         values.setdefault("target_n", n)
@@ -285,8 +295,9 @@ class Settings:
             for name, value in (("data", self.data), ("targets", self.targets))
             if value
         }
-        if self.tokenizer and os.path.isdir(self.tokenizer):
-            found["tokenizer"] = os.path.abspath(self.tokenizer)  # type: ignore[assignment]
+        for name in ("tokenizer", "source"):
+            if (path := getattr(self, name)) and os.path.isdir(path):
+                found[name] = os.path.abspath(path)
         return dataclasses.replace(self, **found)  # type: ignore[arg-type]
 
     def resumed(self, saved: "Settings") -> "Settings":
@@ -296,12 +307,16 @@ class Settings:
             ValueError: if a given setting contradicts the saved run.
         """
         given, old = self.located().given(), dataclasses.asdict(saved)
+        if self.source and os.path.abspath(self.source) == saved.source:
+            given["source"] = saved.source  # it may be gone by now
         for name, value in given.items():
             if name not in FREE and value != old[name]:
                 raise ValueError(
                     f"{option(name)} is {shown(value)}, but the saved run has {shown(old[name])}; leave {option(name)} out to "
                     "go on with the run, name another --out, or give --no-resume to begin it again"
                 )
+        if "max_steps" in given:
+            given.setdefault("epochs", None)
         return dataclasses.replace(saved, **given)
 
 
@@ -316,36 +331,12 @@ def check_types(values: Mapping[str, Any], name_of: Callable[[str], str] = str) 
         maybe(of_type(TYPES[name]))(value, name_of(name))
 
 
-Settings.__doc__ = with_defaults(Settings.__doc__ or "", [*TYPES], DEFAULTS, PRESETS, VOCABULARY)
-
-
-def check(values: dict[str, Any]) -> None:
-    """Raise a ValueError for wrong types, numbers out of range, and combinations that do not fit."""
-    check_types(values, option)
-    at_least_one(**{option(name): values.get(name) for name in POSITIVE})
-    for name, most in limits.SETTINGS.items():
-        limits.at_most(option(name), values.get(name), most)
-    not_negative(**{option(name): values[name] for name in NOT_NEGATIVE})
-    for name in ("dropout", "warmup"):
-        if not 0 <= values[name] <= 1:
-            raise ValueError(f"{option(name)} must be from 0 to 1, got {values[name]}")
-    for name in ("mask_share", "noise_share"):
-        if not 0 < values[name] < 1:
-            raise ValueError(f"{option(name)} must be between 0 and 1, got {values[name]}")
-    for name in ("learning_rate", "projection_rate"):
-        if not values[name] > 0:
-            raise ValueError(f"{option(name)} must be more than 0, got {values[name]}")
-    width, heads = values["width"], values["heads"]
-    if width % heads:
-        near = sorted({max(1, width // heads) * heads, (width // heads + 1) * heads})
-        raise ValueError(
-            f"--width {width} is not a multiple of --heads {heads}; give --width {' or '.join(map(str, near))}, or other --heads"
-        )
-    if values["positions"] == "rotary" and width // heads % 2:
-        raise ValueError(
-            f"--positions rotary needs an even number of channels a head, and --width {width} with --heads {heads} gives "
-            f"{width // heads}; give --width {2 * heads * -(-width // (2 * heads))}, or other --heads"
-        )
+WORDS = {
+    "{rates}": f"{FROM['linformer']['rate']} times that of the preset, and {FROM['encoder']['learning_rate']:g} for an encoder",
+    "{epochs}": str(FROM["classify"]["epochs"]),
+}
+SHOWN = {**DEFAULTS, "patience": f"{DEFAULTS['patience']}, and {BY_TASK['classify']['patience']} for classify"}
+Settings.__doc__ = with_defaults(Settings.__doc__ or "", [*TYPES], SHOWN, PRESETS, VOCABULARY, WORDS)
 
 
 def decoder_slots(k: int, n: int, length: int) -> int:

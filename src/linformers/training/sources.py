@@ -1,5 +1,7 @@
 """The data of a run: prepared if it is not yet, then examples and batches for its task."""
 
+import json
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 from linformers.files.whole import beside, scratch, sync
 from linformers.training.options import spoken
 from linformers.training.presets import VOCABULARY
+from linformers.training.processes import world
 from linformers.training.progress import Progress
 from linformers.training.runs import DATA, data_directory
 from linformers.training.settings import Settings
 
 if TYPE_CHECKING:
     from linformers.data import Kind, ListOps, Prepared
+    from linformers.training.origin import Origin
 
 KINDS = {
     "mlm": ("text", "labelled"),
@@ -27,7 +31,15 @@ MENDED = {  # how to prepare data of the kind that a task needs
     "seq2seq": "prepare it with --kind pairs (--targets, or --target-column of a table)",
     "classify": "prepare it with --kind labelled (--label-column, if the column is not 'label')",
 }
-OF_TEXT = ("column", "label_column", "target_column", "targets", "tokenizer", "vocab_size")  # options of preparing
+OF_TEXT = (
+    "column",
+    "label_column",
+    "label_separator",
+    "target_column",
+    "targets",
+    "tokenizer",
+    "vocab_size",
+)  # options of preparing
 MARKS = 2  # tokens of an example besides its text
 ABOUT = "prepared.json"  # is in every prepared directory
 LENGTHS = 32  # different lengths that batches may have
@@ -42,6 +54,7 @@ def checked_data(
     anew: bool,
     fingerprint: str | None = None,
     also: Iterable[Settings] = (),
+    origin: "Origin | None" = None,
 ) -> Iterator["Prepared"]:
     """Open and check the data of a run; text is prepared in a scratch directory, which moves into the run when the block ends without error.
 
@@ -49,6 +62,7 @@ def checked_data(
         anew: the run begins, so that data prepared inside it earlier is not reused.
         fingerprint: of the data that the run began with.
         also: further settings that the data must fit.
+        origin: the source of the weights, whose tokeniser the data must have.
 
     Raises:
         ValueError: if it cannot be used with these settings, or is not what the run began with.
@@ -63,7 +77,7 @@ def checked_data(
             directory = aside
         try:
             with spoken():
-                prepared = prepare_data(settings, directory, aside, shows, fingerprint)
+                prepared = prepare_data(settings, directory, aside, shows, fingerprint, origin)
                 for one in {(one.n, one.target_n): one for one in (*also, settings)}.values():
                     for part in ("train", "validation", "test"):
                         examples_of(one, prepared, part)
@@ -78,9 +92,14 @@ def checked_data(
 
 
 def prepare_data(
-    settings: Settings, directory: Path, aside: Path, shows: Progress, fingerprint: str | None = None
+    settings: Settings,
+    directory: Path,
+    aside: Path,
+    shows: Progress,
+    fingerprint: str | None = None,
+    origin: "Origin | None" = None,
 ) -> "Prepared":
-    """Open the data in ``directory``; if there is none, prepare text in ``aside``.
+    """Open the data in ``directory``; if there is none, prepare text in ``aside``, with the tokeniser of ``origin`` if there is one.
 
     Raises:
         ValueError: if it cannot be used for the task, or is not what the run began with.
@@ -89,6 +108,8 @@ def prepare_data(
 
     if (directory / ABOUT).is_file():
         prepared = load(directory)
+        if origin is not None:
+            check_tokenizer(prepared, origin)
     else:
         kind: Kind = "labelled" if settings.task == "classify" else "text"
         if settings.task == "seq2seq" and (settings.targets or settings.target_column):
@@ -96,6 +117,8 @@ def prepare_data(
         shows.say(f"preparing {sources(settings)}")
         ours = not settings.data and settings.task == "classify"
         method = settings.tokenizer or ("words" if ours else "bpe")
+        if origin is not None:
+            method = str(origin.tokens)
         size = settings.vocab_size or (VOCABULARY[settings.preset] if method in ("bpe", "wordpiece") else None)
         prepared = prepare(
             list(settings.data) if settings.data else None,
@@ -104,6 +127,7 @@ def prepare_data(
             targets=list(settings.targets) if settings.targets else None,
             column=settings.column,
             label_column=settings.label_column,
+            label_separator=settings.label_separator,
             target_column=settings.target_column,
             listops=default_listops(settings.n) if ours else None,
             tokenizer=method,
@@ -123,6 +147,25 @@ def prepare_data(
             f"holds {prepared.kind}; {MENDED[settings.task]}, or choose another --task"
         )
     return prepared
+
+
+def check_tokenizer(prepared: "Prepared", origin: "Origin") -> None:
+    """Raise a ValueError if the data was prepared with another tokeniser than that of the source of the weights."""
+    if same_tokens(prepared.tokenizer, origin.tokenizer):
+        return
+    raise ValueError(
+        f"{prepared.directory} was prepared with another tokeniser than {origin.directory} has, and its tokens would mean other words to "
+        f"these weights; prepare the text with `linformers prepare ... --tokenizer {origin.tokens}`, or name the text itself with --data"
+    )
+
+
+def same_tokens(one: Any, other: Any) -> bool:
+    """Whether two tokenisers make the same tokens of every text; how long a text may be does not count."""
+    rules = [json.loads(tokenizer.backend_tokenizer.to_str()) for tokenizer in (one, other)]
+    for rule in rules:
+        rule.pop("truncation", None)
+        rule.pop("padding", None)
+    return bool(rules[0] == rules[1])
 
 
 def check_options(settings: Settings) -> None:
@@ -161,9 +204,12 @@ def default_listops(n: int) -> "ListOps":
 
 
 def examples_of(
-    settings: Settings, prepared: "Prepared", part: str, batch_size: int | None = None
+    settings: Settings, prepared: "Prepared", part: str, batch_size: int | None = None, *, training: bool = False
 ) -> tuple[Any, Any, Any]:
     """The examples of a part, the batches of one epoch, and what makes tensors of a batch.
+
+    Args:
+        training: hide tokens, if the settings say so.
 
     Raises:
         ValueError: if there are none.
@@ -180,12 +226,19 @@ def examples_of(
         mask_share=settings.mask_share,
         noise=settings.noise,
         noise_share=settings.noise_share,
+        token_dropout=settings.token_dropout if training else 0.0,
     )
     if not len(examples):
         raise ValueError(f"the {part} part of {prepared.directory} has no examples; prepare more text, or other shares")
     sampler = LengthBatches(examples.lengths, batch_size or settings.batch_size, seed=settings.seed)
     start = prepared.tokenizer.bos_token_id if settings.task == "seq2seq" else None
     return examples, sampler, Collate(prepared.tokenizer.pad_token_id, start, settings.n, settings.target_n)
+
+
+def steps_of(settings: Settings, prepared: "Prepared") -> int:
+    """The updates of the epochs that the settings ask for."""
+    _, sampler, _ = examples_of(settings, prepared, "train")
+    return max(1, math.ceil(settings.epochs * len(sampler) / (world() * settings.accumulation)))
 
 
 class Collate:

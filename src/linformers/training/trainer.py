@@ -5,6 +5,7 @@ Axes: b batch, n positions, v tokens of the vocabulary.
 
 import math
 import time
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from linformers.projections.make import projection_parameters
 from linformers.training import models
 from linformers.training.allocator import peak_megabytes
 from linformers.training.checkpoints import checkpoints, rotate, written_aside
-from linformers.training.measure import guesses, run_model, score, tokens_of
+from linformers.training.measure import guesses, score, tokens_of
 from linformers.training.metrics import MetricsFile, Tally
+from linformers.training.objective import Objective, run_model
 from linformers.training.processes import world
 from linformers.training.progress import Progress
 from linformers.training.runs import BEST, OF_TALLY, TALLY
@@ -56,6 +58,8 @@ class RunTrainer(Trainer):
         progress: the display.
         interruption: tells when to stop.
         tokenizer: saved with the best weights.
+        objective: the loss of classes.
+        taken: the names of parameters that came from a source.
     """
 
     def __init__(
@@ -71,11 +75,18 @@ class RunTrainer(Trainer):
         progress: Progress,
         interruption: Interruption,
         tokenizer: Any,
+        objective: Objective | None = None,
+        taken: Collection[str] = (),
     ) -> None:
+        if settings.freeze_body:
+            for name, parameter in model.named_parameters():
+                parameter.requires_grad_(name not in taken)
         # The Trainer evaluates only if it has a dataset; `evaluate` takes the loader.
         super().__init__(model, arguments(settings, out), eval_dataset=[0], callbacks=[StepEnd(self)])
         self.remove_callback(PrinterCallback)
         self.settings, self.out, self.tokenizer = settings, out, tokenizer
+        self.objective: Objective | None = objective
+        self.taken = frozenset(taken)
         self.train_loader, self.eval_loader, self.batches_per_epoch = train_loader, eval_loader, batches_per_epoch
         self.metrics, self.progress, self.interruption = metrics, progress, interruption
         self.tally, self.total = Tally(), Tally()  # since the last line, and of the whole run
@@ -89,25 +100,30 @@ class RunTrainer(Trainer):
         return self.train_loader
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """AdamW; matrices decay, and learned projections take smaller steps."""
+        """AdamW; matrices decay, learned projections take smaller steps, and so does what came from a source if the settings say so."""
         if self.optimizer is None:
             whole: Any = self.model if model is None else model
             slow = {id(p) for p in projection_parameters(whole)}
             decays = set(self.get_decay_parameter_names(whole))
-            groups: dict[tuple[bool, bool], list[Tensor]] = {}
+            groups: dict[tuple[bool, bool, bool], list[Tensor]] = {}
+            settings = self.settings
+            taken = self.taken if settings.body_rate != 1 else frozenset[str]()
             for name, parameter in whole.named_parameters():
                 if parameter.requires_grad:
                     projects = id(parameter) in slow
-                    groups.setdefault((projects, name in decays and not projects), []).append(parameter)
-            rate, decay = self.settings.learning_rate, self.settings.weight_decay
+                    kind_of = (name in taken, projects, name in decays and not projects)
+                    groups.setdefault(kind_of, []).append(parameter)
+            rate, decay = settings.learning_rate, settings.weight_decay
             kind, options = self.get_optimizer_cls_and_kwargs(self.args, whole)
             listed = [
                 {
                     "params": parameters,
-                    "lr": rate * (self.settings.projection_rate if projects else 1.0),
+                    "lr": rate
+                    * (settings.projection_rate if projects else 1.0)
+                    * (settings.body_rate if in_body else 1.0),
                     "weight_decay": decay if decaying else 0.0,
                 }
-                for (projects, decaying), parameters in sorted(
+                for (in_body, projects, decaying), parameters in sorted(
                     groups.items(), key=lambda group: group[0]
                 )  # the one whose rate is shown first
             ]
@@ -133,6 +149,7 @@ class RunTrainer(Trainer):
         return super().training_step(model, inputs, num_items_in_batch)
 
     seeded = -1
+    taken: frozenset[str] = frozenset()
 
     def compute_loss(
         self,
@@ -146,7 +163,10 @@ class RunTrainer(Trainer):
         Raises:
             ValueError: if it is not a number.
         """
-        outputs = run_model(model, self.settings.task, inputs, num_items_in_batch=num_items_in_batch)
+        if self.settings.freeze_body:
+            body: Any = self.model
+            body.base_model.eval()  # what is not trained gets no dropout either; the Trainer sets the mode before every batch
+        outputs = run_model(model, self.settings.task, inputs, num_items_in_batch, self.objective)
         value = float(outputs.loss.detach())
         self.check_finite("loss", value)
         best, labels = guesses(self.settings.task, outputs.logits.detach(), inputs["labels"])

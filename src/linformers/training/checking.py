@@ -1,0 +1,83 @@
+"""Checks of the settings of a run: numbers out of range, and combinations that mean nothing."""
+
+from typing import Any
+
+from linformers import limits
+from linformers.checks import at_least_one, not_negative
+from linformers.training.options import option
+from linformers.training.presets import DEFAULTS
+
+POSITIVE = (
+    *(
+        "n",
+        "target_n",
+        "k",
+        "block_size",
+        "open_reach",
+        "width",
+        "depth",
+        "heads",
+        "feedforward",
+        "vocab_size",
+        "batch_size",
+    ),
+    *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads"),
+)
+NOT_NEGATIVE = (
+    *("local_kernel", "local_window", "open_slots", "eval_batches", "patience", "workers", "weight_decay", "clip"),
+    "seed",
+)
+OF_CLASSIFY = ("class_weights", "label_smoothing", "token_dropout", "label_separator")
+OF_SOURCE = ("freeze_body", "body_rate")
+
+
+def check(values: dict[str, Any]) -> None:
+    """Raise a ValueError for numbers out of range, and combinations that do not fit; ``values`` are those of all settings."""
+    at_least_one(**{option(name): values.get(name) for name in POSITIVE})
+    for name, most in limits.SETTINGS.items():
+        limits.at_most(option(name), values.get(name), most)
+    not_negative(**{option(name): values[name] for name in NOT_NEGATIVE})
+    for name in ("dropout", "warmup"):
+        if not 0 <= values[name] <= 1:
+            raise ValueError(f"{option(name)} must be from 0 to 1, got {values[name]}")
+    for name in ("label_smoothing", "token_dropout"):
+        if not 0 <= values[name] < 1:
+            raise ValueError(f"{option(name)} must be from 0 to less than 1, got {values[name]}")
+    for name in ("mask_share", "noise_share"):
+        if not 0 < values[name] < 1:
+            raise ValueError(f"{option(name)} must be between 0 and 1, got {values[name]}")
+    for name in ("learning_rate", "projection_rate", "body_rate", "epochs"):
+        if name in values and not values[name] > 0:
+            raise ValueError(f"{option(name)} must be more than 0, got {values[name]}")
+    check_meaning(values)
+    width, heads = values["width"], values["heads"]
+    if width % heads and not values.get("source"):  # a source may have heads of another width
+        near = sorted({max(1, width // heads) * heads, (width // heads + 1) * heads})
+        raise ValueError(
+            f"--width {width} is not a multiple of --heads {heads}; give --width {' or '.join(map(str, near))}, or other --heads"
+        )
+    if values["positions"] == "rotary" and width // heads % 2:
+        raise ValueError(
+            f"--positions rotary needs an even number of channels a head, and --width {width} with --heads {heads} gives "
+            f"{width // heads}; give --width {2 * heads * -(-width // (2 * heads))}, or other --heads"
+        )
+
+
+def check_meaning(values: dict[str, Any]) -> None:
+    """Raise a ValueError for settings that mean nothing with the task, or without a source."""
+    task = values["task"]
+    for name in OF_CLASSIFY:
+        if values.get(name) not in (None, DEFAULTS.get(name)) and task != "classify":
+            raise ValueError(
+                f"{option(name)} {values[name]} is for --task classify, and the task is {task}; leave it out, or classify"
+            )
+    for name in OF_SOURCE:
+        if values[name] != DEFAULTS[name] and not values.get("source"):
+            given = option(name) if values[name] is True else f"{option(name)} {values[name]}"
+            raise ValueError(f"{given} is about the weights that --from brings along; give --from, or leave it out")
+    if values["freeze_body"] and values["body_rate"] != DEFAULTS["body_rate"]:
+        raise ValueError(
+            f"--freeze-body trains nothing of the body, and --body-rate {values['body_rate']} says how fast; give one of them"
+        )
+    if values.get("label_separator") == "":
+        raise ValueError("--label-separator is empty; give what stands between two classes, such as ';'")
