@@ -25,6 +25,9 @@ def test_presets_fill_everything_in(preset, task):
         "vocab_size",
         "threads",
         "open_reach",
+        "source",
+        "label_separator",
+        "epochs",
     }
     causal = task in ("clm", "seq2seq")
     for name, value in dataclasses.asdict(filled).items():

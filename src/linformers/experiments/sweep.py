@@ -19,6 +19,7 @@ from linformers.extras import needed
 from linformers.files.checked import damaged, each, fields, inner_path, read_object, text, whole
 from linformers.files.whole import write_json
 from linformers.models.options import CHOICES
+from linformers.training.options import option
 from linformers.training.presets import DEFAULTS
 from linformers.training.settings import Settings
 
@@ -99,7 +100,13 @@ def complete(base: Settings) -> Settings:
         raise ValueError(f"the base of a comparison is Linformer attention; name {attention!r} in --contenders")
     if "seed" in given:
         raise ValueError("a comparison runs the seeds 0, 1, ...; say with --seeds how many")
-    return filled(base)
+    if "source" in given:
+        raise ValueError(
+            f"--from {base.source}: contenders differ in what a source decides; a comparison trains from nothing"
+        )
+    if "epochs" in given:
+        raise ValueError(f"--epochs {base.epochs}: contenders have the same number of updates; give --max-steps")
+    return filled(base if "patience" in given else dataclasses.replace(base, patience=0))  # all have the same budget
 
 
 def varied(axis: str, base: Settings) -> list[str]:
@@ -149,7 +156,7 @@ def parse(text: str, base: Settings) -> Contender:
 def convert(text: str, key: str, value: str) -> Any:
     """A value of a setting from its text."""
     hints = typing.get_type_hints(Settings)
-    if key not in hints or key in ("task", "data", "targets", "seed", "threads"):
+    if key not in hints or key in ("task", "data", "targets", "source", "epochs", "seed", "threads"):
         raise ValueError(f"contender {text!r}: {key!r} is not a setting that contenders can differ in")
     kind = hints[key]
     if typing.get_origin(kind) is Literal:
@@ -211,14 +218,14 @@ def arguments(settings: Settings) -> list[str]:
     """The options of ``linformers train`` that give these settings."""
     words: list[str] = []
     for key, value in settings.given().items():
-        option = "--" + key.replace("_", "-")
+        name = option(key)
         if isinstance(value, bool):
-            words.append(option if value else f"--no-{option[2:]}")
+            words.append(name if value else f"--no-{name[2:]}")
         elif isinstance(value, list | tuple):
             for one in value:
-                words += [option, str(one)]
+                words += [name, str(one)]
         else:
-            words += [option, str(value)]
+            words += [name, str(value)]
     return words
 
 

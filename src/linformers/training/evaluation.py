@@ -118,14 +118,10 @@ class Counts:
     def summary(self) -> dict[str, Any]:
         """The report by class, and with several a text ``f1`` of all decisions and ``exact``, the share of texts with no wrong one."""
         if not self.several:
-            return {
-                "per_class": class_report(
-                    np.diag(self.confusion), self.confusion.sum(0), self.confusion.sum(1), self.labels
-                )
-            }
+            return {"per_class": class_report(self.confusion, self.labels)}
         both = int(self.taken.sum() + self.there.sum())
         return {
-            "per_class": class_report(self.right, self.taken, self.there, self.labels),
+            "per_class": report(self.right, self.taken, self.there, self.labels),
             "f1": 2 * int(self.right.sum()) / both if both else 0.0,
             "exact": self.exact / max(1, self.texts),
         }
@@ -134,7 +130,12 @@ class Counts:
 Numbers = NDArray[np.int64]
 
 
-def class_report(right: Numbers, taken: Numbers, there: Numbers, labels: list[str]) -> list[dict[str, Any]]:
+def class_report(confusion: Numbers, labels: list[str]) -> list[dict[str, Any]]:
+    """:func:`report` of examples by their class and the predicted class, ``(c, c)``."""
+    return report(np.diag(confusion), confusion.sum(0), confusion.sum(1), labels)
+
+
+def report(right: Numbers, taken: Numbers, there: Numbers, labels: list[str]) -> list[dict[str, Any]]:
     """Precision, recall, F1 and support of each class.
 
     Args:

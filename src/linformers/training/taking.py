@@ -96,6 +96,11 @@ def take(origin: Origin, settings: Settings, labels: list[str], several: bool) -
         copied |= copy_weights(old, new)
     everything = dict(model.named_parameters())
     report.new = [name for name, parameter in everything.items() if id(parameter) not in copied]
+    if settings.freeze_body and not report.new:
+        raise ValueError(
+            f"--freeze-body leaves nothing to train: all weights come from {origin.directory}, the head too; leave it out, or give "
+            "--body-rate for a lower rate"
+        )
     report.taken = sum(p.numel() for p in everything.values() if id(p) in copied)
     had = {name for name, _ in source.named_parameters()}
     report.left = (
