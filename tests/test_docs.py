@@ -31,6 +31,7 @@ PAGES = {
     "docs/huggingface.md": (),
     "docs/data.md": ("accuracy",),
     "docs/training.md": ("'score'",),
+    "docs/finetune.md": ("['classifier.weight', 'classifier.bias']", "slow and cold bad"),
     "docs/linearize.md": ("replaced 2, left 0", "before: hidden states"),
 }
 
