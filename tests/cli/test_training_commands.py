@@ -265,3 +265,17 @@ def test_a_file_of_texts_that_is_a_pipe(tmp_path):
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         with pytest.raises(ValueError, match="is not a regular file; send its lines to standard input instead"):
             read_texts((), path)
+
+
+def test_a_run_begins_with_another(text, labelled, tmp_path, capsys):
+    """`--from`, from pretraining to predictions."""
+    source, out = str(tmp_path / "pretrained"), str(tmp_path / "run")
+    assert launch("train", "--task", "mlm", "--data", str(text), "--out", source, *OPTIONS) == 0
+    options = ["--task", "classify", "--from", source, "--data", str(labelled.parent / "table.csv"), "--out", out]
+    said(capsys)
+    assert launch("train", *options, "--epochs", "0.2", "--freeze-body") == 0
+    assert "weights taken; new: classifier.weight, classifier.bias" in said(capsys)[1]
+    assert launch("classify", out, "apple pear") == 0
+    assert "apple pear" in said(capsys)[0]
+    assert launch("train", *options, "--width", "8", "--no-resume") == 1
+    assert "--width is 8, and the model of" in said(capsys)[1]
