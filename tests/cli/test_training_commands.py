@@ -236,16 +236,18 @@ def test_nothing_of_other_packages_is_in_a_pipe(text, tmp_path):
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_every_option_says_its_default(command, capsys):
     from linformers.cli import app
-    from linformers.training.presets import DEFAULTS, PRESETS
+    from linformers.training.options import option
+    from linformers.training.presets import PRESETS
+    from linformers.training.settings import SHOWN
 
     app([command, "--help"], console=Console(width=1000, file=sys.stdout), result_action="return_value")
     rows = [line.strip("│* ") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
     shown = {row.split()[0]: row for row in rows}
     for field in dataclasses.fields(Settings):
-        name, row = field.name, shown["--" + field.name.replace("_", "-")]
+        name, row = field.name, shown[option(field.name)]
         assert "efault" in row, row
-        if name in DEFAULTS:
-            value = {True: "yes", False: "no"}[DEFAULTS[name]] if isinstance(DEFAULTS[name], bool) else DEFAULTS[name]
+        if name in SHOWN:
+            value = {True: "yes", False: "no"}[SHOWN[name]] if isinstance(SHOWN[name], bool) else SHOWN[name]
             assert f"Default: {value}." in row
         elif name in PRESETS["tiny"]:
             assert f"tiny {PRESETS['tiny'][name]:,}" in row

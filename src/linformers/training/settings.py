@@ -47,7 +47,7 @@ class Settings:
         Sizes for a first look (tiny), for minutes (small) or for hours (base); every one can be changed.
     source
         Begin with the weights of a run, of a saved model of `linformers.hf`, or of an encoder (linearised, or as it was, to compare). The
-        sizes and the tokeniser are the source's; heads for another task are new; another --n or --k is resampled.
+        sizes and the tokeniser are the source's; heads for another task are new; another --n or --k is resampled. By default all weights are new.
     data
         Text files, folders, globs, or a directory that `linformers prepare` wrote; by default Python's documentation,
         or ListOps for classify.
@@ -152,7 +152,7 @@ class Settings:
     max_steps
         Updates. With --from and classify, by default --epochs {epochs}.
     epochs
-        Passes over the training part, instead of --max-steps.
+        Passes over the training part, instead of --max-steps, which counts by default.
     save_steps
         Updates between checkpoints; by default a tenth of all, at most 500.
     eval_steps
