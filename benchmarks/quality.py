@@ -89,10 +89,10 @@ def associations(batch: int, n: int, pairs: int, vocabulary: int, g: torch.Gener
 
 
 def batch_of(
-    task: str, text: Text | None, args: argparse.Namespace, g: torch.Generator, held: bool
+    task: str, text: Text | None, args: argparse.Namespace, g: torch.Generator, held: bool, n: int
 ) -> tuple[Tensor, Tensor]:
     """Inputs and targets, both ``(batch, n)``; IGNORE where nothing is scored."""
-    batch, n = args.batch, args.n
+    batch = args.batch
     if task == "mqar":
         return associations(batch, n, args.pairs, args.vocabulary, g)
     if task in ("mlm", "clm"):
@@ -153,11 +153,13 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
         options["open_slots"] = args.open_slots
     if task in ("clm", "mqar"):
         options["causal"] = True
+    # With a longer test, segments and blocks keep their sizes, and content slots their number.
+    slots = args.k * (1 if options.get("method") == "content" else args.stretch)
     model = LinformerLM(
         tokens,
-        args.n,
+        args.n * args.stretch,
         args.width,
-        args.k,
+        slots,
         depth=args.depth,
         nhead=args.heads,
         dim_ff=4 * args.width,
@@ -184,7 +186,7 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
     generator = torch.Generator().manual_seed(seed)
     began = time.perf_counter()
     for _ in range(args.steps):
-        x, y = batch_of(task, text, args, generator, held=False)
+        x, y = batch_of(task, text, args, generator, False, args.n)
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=IGNORE)
         optimizer.zero_grad()
         loss.backward()
@@ -192,18 +194,28 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
         optimizer.step()
         schedule.step()
     seconds = time.perf_counter() - began
+    found = {"seconds_per_step": seconds / args.steps, **test(model, task, text, args, args.n)}
+    if args.stretch > 1:
+        found |= {
+            f"longer_{name}": value for name, value in test(model, task, text, args, args.n * args.stretch).items()
+        }
+    return found
+
+
+@torch.no_grad()
+def test(model: LinformerLM, task: str, text: Text | None, args: argparse.Namespace, n: int) -> dict[str, float]:
+    """Loss and accuracy on held-out data of length ``n``."""
     model.eval()
     generator = torch.Generator().manual_seed(12345)
     total, right, count = 0.0, 0, 0
-    with torch.no_grad():
-        for _ in range(args.eval_batches):
-            x, y = batch_of(task, text, args, generator, held=True)
-            logits, y = model(x).flatten(0, 1), y.flatten()
-            total += F.cross_entropy(logits, y, ignore_index=IGNORE, reduction="sum").item()
-            asked = y != IGNORE
-            right += (logits.argmax(-1) == y)[asked].sum().item()
-            count += asked.sum().item()
-    return {"loss": total / count, "accuracy": right / count, "seconds_per_step": seconds / args.steps}
+    for _ in range(args.eval_batches):
+        x, y = batch_of(task, text, args, generator, True, n)
+        logits, y = model(x).flatten(0, 1), y.flatten()
+        total += F.cross_entropy(logits, y, ignore_index=IGNORE, reduction="sum").item()
+        asked = y != IGNORE
+        right += (logits.argmax(-1) == y)[asked].sum().item()
+        count += asked.sum().item()
+    return {"loss": total / count, "accuracy": right / count}
 
 
 def table(path: str) -> None:
@@ -215,7 +227,7 @@ def table(path: str) -> None:
         groups[setting][cell["setting"]["contender"]].append(cell)
     for setting, contenders in groups.items():
         print(
-            f"\n{setting}\n| contender | seeds | loss | accuracy | share of full's gain (loss) | s/step |\n|---|---|---|---|---|---|"
+            f"\n{setting}\n| contender | seeds | loss | accuracy | longer: accuracy | share of full's gain (loss) | s/step |\n|---|---|---|---|---|---|---|"
         )
         mean = {c: statistics.mean(x["loss"] for x in cells) for c, cells in contenders.items()}
         for name, cells in sorted(contenders.items(), key=lambda item: mean[item[0]]):
@@ -225,7 +237,13 @@ def table(path: str) -> None:
             spread = statistics.stdev(x["loss"] for x in cells) if len(cells) > 1 else 0.0
             print(
                 f"| {name} | {len(cells)} | {mean[name]:.4f} ± {spread:.4f} | "
-                f"{statistics.mean(x['accuracy'] for x in cells):.4f} | {share} | "
+                f"{statistics.mean(x['accuracy'] for x in cells):.4f} | "
+                + (
+                    f"{statistics.mean(x['longer_accuracy'] for x in cells):.4f}"
+                    if "longer_accuracy" in cells[0]
+                    else ""
+                )
+                + f" | {share} | "
                 f"{min(x['seconds_per_step'] for x in cells):.3f} |"
             )
 
@@ -245,6 +263,7 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=64)
     parser.add_argument("--block", type=int, default=0, help="positions of a block of causal contenders, if not 64")
     parser.add_argument("--pairs", type=int, default=4, help="keys with their values, for mqar")
+    parser.add_argument("--stretch", type=int, default=1, help="test also at this many times the length of training")
     parser.add_argument("--open-slots", type=int, default=0, help="slots that a query opens, if not 4")
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
@@ -282,7 +301,11 @@ def main() -> None:
         "projection_rate",
         "local_kernel",
         "positions",
-        *(name for name in ("block", "pairs", "open_slots") if getattr(args, name) != parser.get_default(name)),
+        *(
+            name
+            for name in ("block", "pairs", "open_slots", "stretch")
+            if getattr(args, name) != parser.get_default(name)
+        ),
     )
     for seed in range(args.seeds):
         for contender in args.contenders:

@@ -1,6 +1,10 @@
 """What the tests of training share."""
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -48,6 +52,19 @@ def weights(out: Path) -> bytes:
 
 def rows(out: Path) -> list[dict]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def train_two(out: Path, *words: str) -> tuple[int, str]:
+    """``linformers train`` by two processes, which talk over the loopback interface: its exit code and what it said."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
+    done = subprocess.run(
+        [*launcher, "linformers", "train", "--out", str(out), "--threads", "1", *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": socket.if_indextoname(1)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    return done.returncode, done.stderr
 
 
 class Crash(BaseException):

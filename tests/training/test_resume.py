@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from training_cases import TASKS, Crash, crash_at, rows, run, settings, weights
+from training_cases import SMALL, TASKS, Crash, crash_at, rows, run, settings, train_two, weights
 
 from linformers.data import prepare
 from linformers.training import Interrupted, load_run, train
@@ -17,7 +17,10 @@ from linformers.training.checkpoints import checkpoints
 
 
 def without_times(lines):
-    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
+    return [
+        {k: v for k, v in line.items() if k not in ("seconds", "training_seconds", "tokens_per_second")}
+        for line in lines
+    ]
 
 
 @pytest.mark.parametrize("task, accumulation", [*((task, 1) for task in TASKS), ("mlm", 2), ("clm", 2)])
@@ -182,62 +185,18 @@ def test_two_processes_train_on_texts_of_at_most_two_blocks(task, sizes, tmp_pat
     more = {"targets": [str(folder / "text.txt")]} if task == "seq2seq" else {"documents": "lines"}
     prepare([str(folder / "text.txt")], folder / "prepared", tokenizer="words", **more)
     options = f"--preset tiny {sizes} --block-size 8 --width 16 --depth 1 --heads 2 --batch-size 3 --max-steps 7"
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
-    done = subprocess.run(
-        [*launcher, "linformers", "train", "--task", task, "--data", str(folder / "prepared"), *options.split()]
-        + [
-            "--eval-steps",
-            "7",
-            "--save-steps",
-            "7",
-            "--log-steps",
-            "1",
-            "--threads",
-            "1",
-            "--out",
-            str(tmp_path / "run"),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    options += " --eval-steps 7 --save-steps 7 --log-steps 1"
+    code, said = train_two(tmp_path / "run", "--task", task, "--data", str(folder / "prepared"), *options.split())
+    assert code == 0, said
     assert [line["step"] for line in rows(tmp_path / "run") if line["part"] == "train"] == list(range(1, 8))
 
 
 def test_two_processes_do_what_one_does_with_twice_the_batches(text, tmp_path):
-    options = [
-        "--task",
-        "mlm",
-        "--preset",
-        "tiny",
-        "--n",
-        "24",
-        "--k",
-        "6",
-        "--width",
-        "16",
-        "--depth",
-        "1",
-        "--heads",
-        "2",
-        "--max-steps",
-        "6",
-        "--eval-steps",
-        "3",
-    ]
-    options += ["--save-steps", "4", "--log-steps", "1", "--batch-size", "5", "--data", str(text), "--threads", "1"]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "--"]
-    for name, command in (("two", launcher), ("one", [sys.executable, "-m"])):
-        more = ["--accumulation", "2"] if name == "one" else []
-        subprocess.run(
-            [*command, "linformers", "train", "--out", str(tmp_path / name), *options, *more],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            check=True,
-            capture_output=True,
-            timeout=300,
-        )
+    sizes = {**SMALL, "task": "mlm", "max_steps": 6, "eval_steps": 3, "save_steps": 4, "dropout": 0.0}
+    options = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    code, said = train_two(tmp_path / "two", "--data", str(text), *options)
+    assert code == 0, said
+    run(data=text, out=tmp_path / "one", **sizes, accumulation=2)
     pairs = list(zip(rows(tmp_path / "two"), rows(tmp_path / "one"), strict=True))
     assert len(pairs) == 8
     for two, one in pairs:

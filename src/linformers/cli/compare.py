@@ -31,6 +31,7 @@ def compare(
     contenders: Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)] = None,
     vary: Annotated[list[Axis] | None, Parameter(negative="", consume_multiple=True)] = None,
     seeds: Annotated[int | None, Parameter(negative="")] = None,
+    seconds: Annotated[float | None, Parameter(negative="")] = None,
     dry_run: Annotated[bool, Parameter(negative="")] = False,
     quick: Annotated[bool, Parameter(negative="")] = False,
     settings: Annotated[
@@ -51,6 +52,8 @@ def compare(
 
     Example: linformers compare --task clm --vary attention k --n 512 --max-steps 1000 --out runs/clm
 
+    Example: linformers compare --task clm --contenders full linformer --seconds 300 --n 4096 --out runs/time
+
     Example: linformers compare --contenders full none k=16 k=64 k=64,sharing=kv --seeds 5 --out runs/slots
 
     Parameters
@@ -64,12 +67,16 @@ def compare(
         Without this and without --contenders: attention, k and sharing.
     seeds
         How many runs each contender gets; 3, or 2 if quick.
+    seconds
+        Give every cell this many seconds of training instead of --max-steps updates: the updates that fit are measured first, and kept
+        when the comparison goes on later.
     dry_run
         Only show what would be run, and how long it may take.
     quick
         A tiny model and few updates: ends within a few minutes; its scores mean little.
     """
     from linformers.experiments import comparison
+    from linformers.experiments.budget import with_updates
     from linformers.experiments.cells import run_cells
     from linformers.experiments.runs import is_comparison
     from linformers.experiments.sweep import complete, merged_plan, plan, varied
@@ -78,6 +85,10 @@ def compare(
     from linformers.training.sources import check_options
 
     console = Console()
+    if seconds is not None and (seconds <= 0 or "max_steps" in settings.given()):
+        raise ValueError(
+            f"--seconds {seconds:g} must be positive, and without --max-steps: give one budget for all cells"
+        )
     if not is_comparison(out):
         check_options(settings)
     base, names, count = complete(quicker(settings, quick)), list(contenders or ()), seeds
@@ -86,8 +97,10 @@ def compare(
     if quick and not names:
         names = list(QUICK_CONTENDERS)
     cells = plan(base, names, count if count is not None else 2 if quick else 3)
-    merged_plan(out, base, cells)  # raises an error if this directory holds something else
-    clock = new_clock(base)
+    # Raises an error if this directory holds something else.
+    known: dict[str, int] = merged_plan(out, base, cells, seconds).get("updates", {})
+    cells = [with_updates(cell, known.get(cell.contender.name)) for cell in cells]
+    clock = new_clock(base, seconds)
     for cell in cells:
         if cell.finished(out):
             clock.learn(cell, out)
@@ -98,7 +111,9 @@ def compare(
         return
     try:
         with working_in(out):
-            cells = prepared(cells, base, out)
+            cells = prepared(cells, base, out, seconds)
+            if seconds is not None:
+                cells = in_time(cells, seconds, out, console)
             with Watcher(cells, clock, out, console) as watcher:
                 problems = run_cells(cells, out, begin=watcher.begin, watch=watcher.watch, done=watcher.done)
     except KeyboardInterrupt:
@@ -118,16 +133,33 @@ def quicker(settings: Settings, quick: bool) -> Settings:
     return Settings(**{**QUICK, **settings.given()}) if quick else settings
 
 
-def new_clock(base: Settings) -> "Clock":
-    """A clock with the measured speed of this machine."""
+def new_clock(base: Settings, seconds: float | None) -> "Clock":
+    """A clock with the measured speed of this machine, for cells of this training time if it is given."""
     import torch
 
     from linformers.experiments.clock import Clock, machine_rates
 
-    return Clock(base.vocab_size or VOCABULARY[base.preset], machine_rates(base.threads or torch.get_num_threads()))
+    rates = machine_rates(base.threads or torch.get_num_threads())
+    return Clock(base.vocab_size or VOCABULARY[base.preset], rates, seconds)
 
 
-def prepared(cells: "Sequence[Cell]", base: Settings, out: Path) -> "list[Cell]":
+def in_time(cells: "Sequence[Cell]", seconds: float, out: Path, console: Console) -> "list[Cell]":
+    """The cells with the updates that each contender makes in the same time; measured where they are not known from an earlier command."""
+    from linformers.experiments.budget import updates_in, with_updates
+    from linformers.experiments.sweep import add_updates
+    from linformers.training.allocator import keep_freed
+
+    known = add_updates(out, {})
+    new = [cell for cell in cells if cell.contender.name not in known]
+    if new:
+        keep_freed()  # as in the cells
+        known = add_updates(out, updates_in(seconds, new, lambda text: console.print(text, markup=False)))
+        listed = ", ".join(f"{name} {count:,}" for name, count in known.items())
+        console.print(f"updates in {seconds:g} s of training: {listed}", markup=False, soft_wrap=True)
+    return [with_updates(cell, known[cell.contender.name]) for cell in cells]
+
+
+def prepared(cells: "Sequence[Cell]", base: Settings, out: Path, seconds: float | None) -> "list[Cell]":
     """The cells with the data prepared once for all of them; the plan is written when it has been checked."""
     import dataclasses
 
@@ -143,9 +175,9 @@ def prepared(cells: "Sequence[Cell]", base: Settings, out: Path) -> "list[Cell]"
         longest = dataclasses.replace(base, n=max(cell.settings.n for cell in cells))
         every = [cell.settings for cell in cells]
         with checked_data(longest, out, Progress(), anew=not is_comparison(out), also=every):
-            save_plan(out, base, cells)
+            save_plan(out, base, cells, seconds)
     else:
-        save_plan(out, base, cells)
+        save_plan(out, base, cells, seconds)
     changes: dict[str, Any] = dict.fromkeys(OF_TEXT)
     changes["data"] = (str(data_directory(base, out).resolve()),)
     return [dataclasses.replace(cell, settings=dataclasses.replace(cell.settings, **changes)) for cell in cells]
@@ -167,7 +199,7 @@ def overview(cells: "Sequence[Cell]", clock: "Clock", out: Path) -> Table:
         table.add_row(
             name,
             str(len(own)),
-            str(first.max_steps),
+            str(first.max_steps) if clock.budget is None else f"in {clock.budget:g} s",
             f"{first.batch_size} x {first.n}",
             str(clock.seconds(own[0])),
             f"{done}/{len(own)}",
@@ -177,10 +209,11 @@ def overview(cells: "Sequence[Cell]", clock: "Clock", out: Path) -> Table:
 
 def show(result: dict[str, Any], console: Console) -> None:
     """Print the table of a comparison: in one piece where there is room, otherwise quality and cost below each other."""
-    from linformers.experiments.comparison import about_seeds, table
+    from linformers.experiments.comparison import COST_HEADS, about_seeds, table
 
     heads, rows = table(result)
-    first, costs, quality = heads[:2], heads[2:5], heads[5:]
+    costs = [head for head in heads if head in COST_HEADS]
+    first, quality = heads[:2], [head for head in heads[2:] if head not in costs]
     parts = [first + quality, heads[:1] + costs] if console.width < WIDE else [heads]
     for i, part in enumerate(parts):
         found = Table(title=None if i else "scores on held-out data")

@@ -33,18 +33,21 @@ class Clock:
     Args:
         vocabulary: tokens, for the size of the output.
         rates: floating-point operations a second of a large matrix product, one for each time that it was measured.
+        budget: seconds of training of each cell, if these are given.
     """
 
     START = Range(5.0, 30.0)  # seconds of imports, reading and testing
     SHARE = Range(0.2, 0.7)  # of the rate of a large matrix product that small models reach
     SPREAD = 1.25  # factor by which a cell may differ from those before it
 
-    def __init__(self, vocabulary: int, rates: Sequence[float]) -> None:
-        self.vocabulary, self.rates = vocabulary, rates
+    def __init__(self, vocabulary: int, rates: Sequence[float], budget: float | None = None) -> None:
+        self.vocabulary, self.rates, self.budget = vocabulary, rates, budget
         self.known: list[float] = []  # operations a second, of each cell that is done
 
     def seconds(self, cell: Cell) -> Range:
         """The estimated time of a whole cell."""
+        if self.budget is not None:
+            return Range(self.START.least + self.budget, self.START.most + self.SPREAD * self.budget)
         least, most = self.rate()
         work = updates(cell.settings) * operations(cell.settings, self.vocabulary)
         return Range(self.START.least + work / most, self.START.most + work / least)

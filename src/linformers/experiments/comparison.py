@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCORES = ("loss", "perplexity", "accuracy")
-COSTS = ("parameters", "peak_memory_mb", "tokens_per_second", "seconds")
+COSTS = ("parameters", "peak_memory_mb", "tokens_per_second", "seconds", "training_seconds", "tokens_seen")
+COST_HEADS = ("parameters", "peak memory", "tokens/s", "tokens seen", "training")
 RESULT, TABLE = "comparison.json", "table.md"
 NO_GAIN = (
     "Full attention is not clearly better than none here (its gain in loss is less than twice the spread over seeds), so the share of "
@@ -170,6 +171,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     The share of the gain is a column only if it is known of some contender; ``result["notes"]`` says why if it is not.
     """
     lines, classify = result["contenders"], result["settings"].get("task") == "classify"
+    timed = "seconds" in result["settings"]
     score = "loss" if classify else "perplexity"
     heads = [
         "contender",
@@ -177,6 +179,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         "parameters",
         "peak memory",
         "tokens/s",
+        *(("tokens seen", "training") if timed else ()),
         f"test {score}",
         "test accuracy",
     ]
@@ -191,6 +194,14 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 shown(line.get("parameters"), "{:,.0f}", spread=False),
                 shown(line.get("peak_memory_mb"), "{:,.0f}", spread=False, unit=" MB"),
                 shown(line.get("tokens_per_second"), "{:,.0f}", spread=False),
+                *(
+                    (
+                        shown(line.get("tokens_seen"), "{:,.0f}", spread=False),
+                        shown(line.get("training_seconds"), "{:,.0f}", spread=False, unit=" s"),
+                    )
+                    if timed
+                    else ()
+                ),
                 shown(line.get(score), form),
                 shown(line.get("accuracy"), "{:.2f}", 100, unit=" %"),
                 *([share_of(line)] if share else []),
@@ -198,7 +209,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         )
     if base := result["baseline"]:
         numbers = [shown({"mean": base.get(score)}, form), shown({"mean": base.get("accuracy")}, "{:.2f}", 100, " %")]
-        rows.append(["frequencies alone", "", "", "", "", *numbers, *([""] if share else [])])
+        rows.append(["frequencies alone", *[""] * (6 if timed else 4), *numbers, *([""] if share else [])])
     return [*heads, *(["gain kept"] if share else [])], rows
 
 
@@ -226,9 +237,9 @@ def markdown(result: Mapping[str, Any]) -> str:
     """The table for a document, with what it was made by."""
     heads, rows = table(result)
     settings = result["settings"]
-    facts = ", ".join(f"{key} = {settings[key]}" for key in ("task", "n", "width", "depth", "batch_size", "max_steps"))
+    facts = ", ".join(f"{key} = {settings[key]}" for key in ("task", "n", "width", "depth", "batch_size"))
     lines = [
-        f"Made by `{result['command']}` on {result['machine']['cpu']}: {facts}. {about_seeds(result)}",
+        f"Made by `{result['command']}` on {result['machine']['cpu']}: {facts}, {budget(settings)}. {about_seeds(result)}",
         "",
         "| " + " | ".join(heads) + " |",
         "|---" + "|--:" * (len(heads) - 1) + "|",
@@ -237,6 +248,13 @@ def markdown(result: Mapping[str, Any]) -> str:
     for note in result["notes"]:
         lines += ["", note]
     return "\n".join(lines) + "\n"
+
+
+def budget(settings: Mapping[str, Any]) -> str:
+    """What every cell was given, in words."""
+    if "seconds" in settings:
+        return f"{settings['seconds']:,g} s of training each"
+    return f"{settings['max_steps']:,} updates"
 
 
 def draw(out: Path, result: Mapping[str, Any]) -> "dict[str, Figure]":
@@ -261,7 +279,11 @@ def draw(out: Path, result: Mapping[str, Any]) -> "dict[str, Figure]":
             lines = [Line(e.label, metrics(e), True) for e in references] + lines
         if any(line.seeds for line in lines):
             found[key] = figures.learning(lines, title, baseline=result["baseline"])
-    if not found and any(e.runs for e in entries):
+    if "seconds" in settings and any(e.runs for e in entries):
+        lines = [Line(e.label, metrics(e), e in references) for e in entries]
+        title = f"the same time for all, n = {settings['n']:,}"
+        found = {"time": figures.learning(lines, title, baseline=result["baseline"], against="training_seconds")}
+    elif not found and any(e.runs for e in entries):
         lines = [Line(e.label, metrics(e), e in references) for e in entries]
         found["learning"] = figures.learning(lines, "all contenders", baseline=result["baseline"])
     for key in ("perplexity" if settings.get("task") != "classify" else "loss", "accuracy"):
@@ -269,7 +291,7 @@ def draw(out: Path, result: Mapping[str, Any]) -> "dict[str, Figure]":
         if any(values for _, values in rows):
             several = any(len(values) > 1 for _, values in rows)
             points = "a point for each seed, a bar for the mean" if several else "one seed for each contender"
-            title = f"after {settings['max_steps']:,} updates: {points}"
+            title = f"after {budget(settings)}: {points}"
             base = result["baseline"].get(key)
             found[f"test-{key}"] = figures.scores(rows, f"test {key}", title, baseline=base)
     return found
@@ -290,10 +312,12 @@ def caption(name: str, result: Mapping[str, Any]) -> str:
     }
     if name in curves:
         return f"Perplexity and accuracy on the validation part against updates, for {curves[name]}{band}."
+    if name == "time":
+        return f"Perplexity and accuracy on the validation part against seconds of training, without evaluations{band}."
     shown = "Accuracy" if name == "test-accuracy" else score
     points = "a point for each seed and a bar for the mean" if several else "one seed each"
     return (
-        f"{shown} of every contender on the test part after {settings['max_steps']:,} updates, {points}. The axis has a least width, so "
+        f"{shown} of every contender on the test part after {budget(settings)}, {points}. The axis has a least width, so "
         "that a small difference looks small; token frequencies alone are drawn where they are within it."
     )
 

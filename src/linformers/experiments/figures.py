@@ -166,7 +166,7 @@ def learning(
         baseline: what token frequencies alone give for all of them, with ``perplexity``, ``loss`` and ``accuracy`` as far as known;
             where it differs, each line has its own.
         show_training: also draw the training part, thin.
-        against: ``"step"`` for updates, or ``"seconds"``.
+        against: ``"step"`` for updates, or ``"training_seconds"``.
     """
     from matplotlib.figure import Figure
 
@@ -179,7 +179,7 @@ def learning(
             if baseline and key in baseline:
                 drawn = axis.axhline(baseline[key], color=INK, linewidth=1, linestyle=REFERENCES[2])
                 entries[len(lines), "baseline"] = "frequencies alone", drawn
-            axis.set(xlabel="updates" if against == "step" else against, ylabel=f"held-out {key}")
+            axis.set(xlabel="updates" if against == "step" else "seconds of training", ylabel=f"held-out {key}")
             if key == "perplexity":
                 logarithmic(axis)
             elif key == "accuracy":

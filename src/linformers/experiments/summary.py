@@ -134,7 +134,7 @@ def facts(settings: Mapping[str, Any], more: Sequence[tuple[str, str]] = ()) -> 
     sizes = (("width", "{} channels"), ("depth", "{} layers"), ("heads", "{} heads"))
     model = [form.format(shown(settings[key])) for key, form in sizes if settings.get(key) is not None]
     found.append(("model", ", ".join(model)))
-    updates = [f"{settings['max_steps']:,} updates"] if isinstance(settings.get("max_steps"), int) else []
+    updates = [comparison.budget(settings)] if isinstance(settings.get("max_steps"), int) else []
     batch = [f"batches of {shown(settings['batch_size'])}"] if settings.get("batch_size") is not None else []
     found.append(("training", ", ".join(updates + batch)))
     return Facts([(name, text) for name, text in (*found, *more) if text])

@@ -8,7 +8,7 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,7 @@ from typing import Any, Literal
 from linformers.checks import at_least_one
 from linformers.experiments.runs import CELLS, PLAN, RESULTS, of_settings, read_json
 from linformers.extras import needed
-from linformers.files.checked import damaged, each, fields, inner_path, read_object, text, whole
+from linformers.files.checked import damaged, each, fields, inner_path, named, number, read_object, text, whole
 from linformers.files.whole import write_json
 from linformers.models.options import CHOICES
 from linformers.training.options import option
@@ -26,7 +26,15 @@ from linformers.training.settings import Settings
 Axis = Literal["attention", "k", "sharing", "method", "n"]
 AXES: tuple[str, ...] = typing.get_args(Axis)
 UNLEARNED = ("seed", "threads", "workers", "keep", "save_steps", "log_steps")
-OF_SLOTS = ("k", "sharing", "method", "start", "block_size")  # settings that only attention to slots has
+OF_SLOTS = (
+    "k",
+    "sharing",
+    "method",
+    "start",
+    "block_size",
+    "open_slots",
+    "open_reach",
+)  # settings that only attention to slots has
 
 
 @dataclass(frozen=True)
@@ -144,13 +152,18 @@ def parse(text: str, base: Settings) -> Contender:
         key = key.strip().replace("-", "_")
         changes[key] = convert(text, key, value.strip())
     kind = changes.get("attention", "linformer")
-    in_slots = "linformer" in (kind, changes.get("cross_attention", base.cross_attention))
     own = {"block_size"} if kind == "local" else set()
-    if not in_slots and (odd := [key for key in OF_SLOTS if key in changes.keys() - own]):
+    if not in_slots(changes, base) and (odd := [key for key in OF_SLOTS if key in changes.keys() - own]):
         raise ValueError(f"contender {text!r}: attention {kind!r} has no {odd[0]}; leave it out")
     differing = {key: value for key, value in changes.items() if value != getattr(base, key)}
     order = ["attention", "n", "k", "sharing", "method"]
     return Contender(tuple(sorted(differing.items(), key=lambda item: (order + [item[0]]).index(item[0]))))
+
+
+def in_slots(changes: Mapping[str, Any], base: Settings) -> bool:
+    """Whether a contender attends to slots, at least in its cross-attention."""
+    kinds = (changes.get("attention", "linformer"), changes.get("cross_attention", base.cross_attention))
+    return "linformer" in kinds
 
 
 def convert(text: str, key: str, value: str) -> Any:
@@ -201,6 +214,8 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
             if "n" in changes:
                 changes.setdefault("batch_size", max(1, base.batch_size * base.n // changes["n"]))
                 changes.setdefault("target_n", changes["n"] if base.target_n == base.n else base.target_n)
+            if not in_slots(changes, base):
+                changes |= {"open_slots": 0, "open_reach": None}  # there are none to open
             if changes.get("attention") in ("full", "none"):
                 changes.setdefault("local_window", 0)  # they do not use one
             near = changes.get("attention") == "local"  # exact neighbours as the base has them
@@ -229,16 +244,25 @@ def arguments(settings: Settings) -> list[str]:
     return words
 
 
-def merged_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> dict[str, Any]:
+def merged_plan(out: Path, base: Settings, cells: Sequence[Cell], seconds: float | None = None) -> dict[str, Any]:
     """The plan of a comparison: the base and its cells, with those of earlier commands.
+
+    Args:
+        seconds: of training that each cell gets, if that is the same for all, and not the number of updates.
 
     Raises:
         ValueError: if the directory holds a comparison from another base, or something else.
     """
-    path, settings = out / PLAN, comparable(base)
+    path, settings, updates = out / PLAN, comparable(base), {}
     listed = [{"changes": dict(cell.contender.changes), "seed": cell.seed} for cell in cells]
     if path.is_file():
         old = read_plan_file(path)
+        if (before := old.get("seconds")) != seconds:
+            raise ValueError(
+                f"{out} holds a comparison with --seconds {before or 'not given'}, and now it is {seconds or 'not given'}; "
+                "give the same options to go on, or another --out"
+            )
+        updates = old.get("updates", {})
         for key, value in settings.items():
             before = old["settings"].get(
                 key, DEFAULTS.get(key)
@@ -251,23 +275,34 @@ def merged_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> dict[str, A
         listed = old["cells"] + [cell for cell in listed if cell not in old["cells"]]
     elif out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
         raise ValueError(f"{out} is not empty and holds no comparison; name a new directory with --out")
-    return {"settings": settings, "cells": listed}
+    budget = {} if seconds is None else {"seconds": seconds, "updates": updates}
+    return {"settings": settings, **budget, "cells": listed}
 
 
-def save_plan(out: Path, base: Settings, cells: Sequence[Cell]) -> None:
+def save_plan(out: Path, base: Settings, cells: Sequence[Cell], seconds: float | None = None) -> None:
     """Write the plan of a comparison, see :func:`merged_plan`."""
-    write_json(out / PLAN, merged_plan(out, base, cells))
+    write_json(out / PLAN, merged_plan(out, base, cells, seconds))
+
+
+def add_updates(out: Path, updates: Mapping[str, int]) -> dict[str, int]:
+    """Add to the plan how many updates contenders make in its time, by their names; return all that are known."""
+    found = read_plan_file(out / PLAN)
+    known = {**found.get("updates", {}), **updates}
+    if updates:
+        write_json(out / PLAN, {**found, "updates": known})
+    return known
 
 
 def read_plan(out: Path) -> tuple[dict[str, Any], list[tuple[Contender, int]]]:
-    """The settings of the base, and the contenders and seeds of a comparison.
+    """The settings of the base (with ``seconds`` if that is its budget), and the contenders and seeds of a comparison.
 
     Raises:
         ValueError: if it is damaged.
     """
     found = read_plan_file(out / PLAN)
     cells = [(Contender(tuple(cell["changes"].items())), int(cell["seed"])) for cell in found["cells"]]
-    return dict(found["settings"]), cells
+    budget = {"seconds": found["seconds"]} if "seconds" in found else {}
+    return {**found["settings"], **budget}, cells
 
 
 def read_plan_file(path: Path) -> dict[str, Any]:
@@ -290,7 +325,8 @@ def read_plan_file(path: Path) -> dict[str, Any]:
 
     cell = fields({"changes": changes, "seed": whole()})
     advice = "compare again with another --out"
-    found = read_object(path, {"settings": settings, "cells": each(cell)}, advice=advice)
+    budget = {"seconds": number(0), "updates": named(whole(1))}
+    found = read_object(path, {"settings": settings, "cells": each(cell)}, budget, advice=advice)
     for one in found["cells"]:
         name = Contender(tuple(one["changes"].items())).name
         with damaged(path):

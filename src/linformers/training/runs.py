@@ -37,7 +37,7 @@ SCORES = {"loss": number(), "perplexity": number(0, finite=False), "accuracy": n
 OF_RESULTS = {
     **{"part": text(), "step": whole(), "task": text(), "attention": text()},
     **{"labels": whole(), "examples_tested": whole(), "parameters": whole(), "tokens_per_second": number(0)},
-    **{"peak_memory_mb": number(0), "seconds": number(0)},
+    **{"peak_memory_mb": number(0), "seconds": number(0), "training_seconds": number(0), "tokens_seen": whole()},
     **SCORES,
     **dict.fromkeys(("slots_alive", "f1", "exact"), number(0, 1)),
     "baseline": fields({}, SCORES),
@@ -142,12 +142,14 @@ class Run:
         return read_object(path, OF_RESULTS_ALWAYS, OF_RESULTS, advice=TESTED_AGAIN) if path.is_file() else None
 
     def cost(self) -> dict[str, float]:
-        """The cost of training: tokens a second, seconds, and peak memory."""
+        """The cost of training: tokens, seconds with and without evaluations, and peak memory."""
         found = read_object(self.weights / TALLY, OF_TALLY)
         total = lines.Tally(**found["total"])
         speed = total.tokens / total.seconds if total.seconds else 0.0
         return {
             "tokens_per_second": round(speed, 1),
+            "tokens_seen": total.tokens,
+            "training_seconds": round(total.seconds, 1),
             "peak_memory_mb": found["peak_memory_mb"],
             "seconds": round(found["seconds"], 1),
         }

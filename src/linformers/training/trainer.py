@@ -241,6 +241,8 @@ class RunTrainer(Trainer):
     def write(self, part: str, values: dict[str, float]) -> None:
         row = {"step": self.state.global_step, "epoch": round(self.epoch, 4), "part": part, **values}
         row["seconds"] = round(self.seconds, 3)
+        if self.is_world_process_zero():
+            row["training_seconds"] = round(self.total.seconds + self.tally.seconds, 3)
         self.metrics.write(row)
         self.progress.show(row)
 
