@@ -126,7 +126,7 @@ def test_errors(saved, tmp_path, capsys):
     short = ["--k", "spectrum", "--max-len", "13", "--out", out, "--calibration", str(tmp_path / "short.txt")]
     (tmp_path / "short.txt").write_text("w1 w2", encoding="utf-8")
     assert launch("linearize", str(saved), *short) == 1
-    assert "at least one piece of --max-len 13 tokens" in " ".join(capsys.readouterr().err.split())
+    assert "one of at least --max-len 13 tokens" in " ".join(capsys.readouterr().err.split())
     assert launch("linearize", str(saved), "--out", out) == 2
     capsys.readouterr()
 

@@ -20,7 +20,7 @@ LENGTH = 11
 
 
 @pytest.fixture(autouse=True)
-def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eleven positions are long."""
     for module in (linformers.nn.core, linformers.ops.cpu):
         monkeypatch.setattr(module, "rows_of_chunk", lambda channels: 2)

@@ -278,7 +278,7 @@ def test_means_of_long_segments_in_half_precision(dtype, k, masked):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("method", METHODS)
-def test_many_pieces_in_half_precision_add_up_like_the_whole(method, dtype):
+def test_many_chunks_in_half_precision_add_up_like_the_whole(method, dtype):
     n, k = 4099, 3
     projection = make_projection(n, k, sharing="kv", method=method).to(dtype)
     x = torch.randn(1, 1, n, 5).to(dtype)

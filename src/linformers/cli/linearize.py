@@ -79,7 +79,7 @@ def linearize(
     calibration
         A text file, for k from the spectrum and for the fit.
     samples
-        How many pieces of max_len tokens to take of it.
+        How many passages of max_len tokens to take from it.
     batch_size
         How many of them to run at once.
     share

@@ -54,7 +54,7 @@ def spectrum(
     from linformers.experiments import bench_results
     from linformers.experiments import spectrum as experiment
     from linformers.experiments.figures import save
-    from linformers.experiments.texts import pieces
+    from linformers.experiments.texts import passages
 
     at_least_one(**{"--length": length, "--samples": samples, "--index": index})
     if not 0 < share <= 1:
@@ -63,7 +63,7 @@ def spectrum(
     subject = experiment.load(model)
     length = min(subject.longest, 128 if quick else subject.longest) if length is None else length
     samples = min(samples, 4) if quick else samples
-    batches = pieces(text, subject.tokenizer, length, samples)
+    batches = passages(text, subject.tokenizer, length, samples)
     count = sum(len(batch["input_ids"]) for batch in batches)
     with bench_results.progress(count) as (say, advance):
         say(f"inputs of {length} tokens")

@@ -159,8 +159,8 @@ def whole(one: Found, layout: Layout, reading: Reading) -> Iterator[Record]:
                 yield Record("".join(begin)[:LARGEST], one.label)
                 return
             reading.cut.append(str(one.path))
-            for piece in cut(chain(begin, texts), LARGEST // 4):
-                yield Record(piece)
+            for part in cut(chain(begin, texts), LARGEST // 4):
+                yield Record(part)
             return
     if begin:
         yield Record("".join(begin), one.label)

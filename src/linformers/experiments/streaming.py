@@ -1,4 +1,4 @@
-"""One encoder layer over longer and longer inputs, in pieces: tokens a second, share of the matrix product, working memory.
+"""One encoder layer over longer and longer inputs, in chunks: tokens a second, share of the matrix product, working memory.
 
 Axes: n positions, k slots, d channels.
 """

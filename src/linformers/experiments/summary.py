@@ -205,9 +205,9 @@ def inside(run: RunFiles, anchor: str, models: bool) -> list[Block]:
             return [Paragraph(f"Heads and spectrum are missing: {error}.", soft=True)]
         parts += heads
         if measured is None and run.settings.get("attention") == "full":
-            from linformers.experiments.texts import pieces
+            from linformers.experiments.texts import passages
 
-            batches = pieces(None, subject.tokenizer, min(subject.longest, LOOK["length"]), LOOK["samples"])
+            batches = passages(None, subject.tokenizer, min(subject.longest, LOOK["length"]), LOOK["samples"])
             measured = spectrum.measure(subject, batches, name=run.name)
     if measured is not None:
         caption = f"Normalised cumulative singular values of the attention matrices. {measured.get('note', '')}".strip()

@@ -41,7 +41,7 @@ def generate(
         top_p: sample from the likeliest tokens whose probabilities add up to this.
         beams: the number of beams of beam search.
         seed: of the sampling.
-        show: called with each piece of text as it is generated.
+        show: called with each part of the text as it is generated.
 
     Returns:
         The generated text for each, without the prompt.
