@@ -261,7 +261,7 @@ def test_the_configuration_keeps_the_length_open():
 
 
 def test_errors_say_what_to_do():
-    with pytest.raises(ValueError, match="chosen by the channels of the keys; say how many, with channels="):
+    with pytest.raises(ValueError, match="needs channels, the number of channels of the keys"):
         Projection(None, K, method="content")
     with pytest.raises(
         ValueError, match="method='mean' needs a longest input; pass max_length, or use method='content'"

@@ -169,7 +169,7 @@ def test_open_slots_lower_the_error():
         assert errors[4] < 1e-20
         assert errors[3] < errors[1]
     with pytest.raises(
-        ValueError, match="open_slots=2 opens the means of segments, and CorrectedMean makes other slots"
+        ValueError, match="open_slots=2 needs slots that are means of segments, and those of CorrectedMean are not"
     ):
         fit(CorrectedMean(11, 4).double(), [sample], steps=1, open_slots=2)
 

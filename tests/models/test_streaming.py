@@ -86,7 +86,7 @@ def test_a_module_of_ones_own_cannot_be_given_chunks() -> None:
     own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 6), torch.nn.Unflatten(1, (2, 3)))
     projection = make_projection(4, 2, method=own)
     x = torch.randn(1, 1, 4, 3)
-    with pytest.raises(ValueError, match="Custom sees its whole input at once"):
+    with pytest.raises(ValueError, match="Custom needs its whole input at once"):
         projection.add_chunk(projection.begin(x, 4), x, 0)
 
 

@@ -47,7 +47,7 @@ def export(
 
     path = model_directory(directory) / f"model{SUFFIXES[format]}" if out is None else out
     if path.exists() and not force:
-        raise ValueError(f"{path} is there already; name another file with --out, or write over it with --force")
+        raise ValueError(f"{path} already exists; choose another file with --out, or overwrite it with --force")
     model = load(directory)
     result = write(
         model,

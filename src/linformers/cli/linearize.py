@@ -151,7 +151,7 @@ def check_open_slots(open_slots: int, method: str) -> None:
     not_negative(**{"--open-slots": open_slots})
     if open_slots and method != "mean":
         raise ValueError(
-            f"--open-slots {open_slots} opens means of tokens, and --method {method} makes other slots; "
+            f"--open-slots {open_slots} needs slots that are means of tokens, and those of --method {method} are not; "
             "give --method mean, or leave --open-slots out"
         )
 

@@ -255,7 +255,7 @@ class LinformerModel(LinformerPreTrainedModel):
         if given is not None and not isinstance(given, LinformerCache):
             raise TypeError(f"past_key_values must be a LinformerCache or None, got {type(given).__name__}")
         if use_cache and self.training and self.is_gradient_checkpointing:
-            logger.warning_once("use_cache=True does not go with gradient checkpointing; no cache is returned.")
+            logger.warning_once("use_cache=True cannot be combined with gradient checkpointing; no cache is returned.")
             return None
         if given is not None or not self.config.is_decoder:
             return given

@@ -104,9 +104,7 @@ class Projection(keras.layers.Layer):
         match method:
             case "content":
                 if channels is None:
-                    raise ValueError(
-                        "content slots are chosen by the channels of the keys; say how many, with channels="
-                    )
+                    raise ValueError("method='content' needs channels, the number of channels of the keys")
                 self.matrices = self.add_weight(
                     name="weight",
                     shape=(channels, self.heads * projection_dim),  # the slots of one head side by side

@@ -94,7 +94,7 @@ def converted(
     """
     if local_window and (old.bias_k is not None or old.add_zero_attn):
         raise ValueError(
-            f"local_window={local_window} does not go with add_bias_kv and add_zero_attn; leave that attention out with layers=..."
+            f"local_window={local_window} cannot be combined with add_bias_kv and add_zero_attn; leave that attention out with layers=..."
         )
     positions, slots, block = max_len, k, None
     if causal and content:

@@ -71,7 +71,7 @@ class Near(NamedTuple):
 
 
 class How(NamedTuple):
-    """How attention runs; it does not change what a query sees.
+    """How attention runs, independent of what a query sees.
 
     Attributes:
         dropout: probability of dropping a weight after the softmax.

@@ -1,6 +1,6 @@
 """Opened slots by gathering: the exact keys of the slots that a query opens are copied for every query.
 
-For any device, for graphs (``torch.compile``, export), for dropout and for callers who want to see the weights.
+For any device, for graphs (``torch.compile``, export), for dropout and for callers that request the weights.
 
 Axes: b batch, h heads, g key/value heads, r query heads of a key/value head, n query positions, s key positions, k slots, l positions of a
 segment, o opened slots, m blocks, c positions of a block, w exact keys near a block, d channels.
@@ -66,7 +66,7 @@ def attend_gathered_with_weights(
     choice: Tensor | None = None,
     views: Sequence[View] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`attend_gathered`, for callers who want to see the weights.
+    """:func:`attend_gathered`, also returning the weights.
 
     Args:
         views: applied to the returned weights; see :func:`linformers.ops.views.seen_through`.

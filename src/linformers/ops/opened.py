@@ -132,7 +132,7 @@ def attend_opened_with_weights(
     choice: Tensor | None = None,
     views: Sequence[View] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`attend_opened`, for callers who want to see the weights.
+    """:func:`attend_opened`, also returning the weights.
 
     Args:
         views: applied to the returned weights; see :func:`linformers.ops.views.seen_through`.

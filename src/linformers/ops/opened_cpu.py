@@ -24,7 +24,7 @@ AddUp = Callable[[Tensor, Tensor], None]
 
 
 class What(NamedTuple):
-    """The options of what queries see, without the keys; see :class:`linformers.ops.opened.Opening`."""
+    """What queries see, without the keys; see :class:`linformers.ops.opened.Opening`."""
 
     owner: Tensor
     segments: Segments

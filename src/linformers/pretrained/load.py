@@ -39,7 +39,7 @@ def check_directory(directory: Path) -> None:
         except OSError as error:
             raise ValueError(f"{entry.path} cannot be read: {error.strerror}; remove it, or restore it") from None
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise ValueError(f"{entry.path} is {kind_of(mode)}, and only regular files are read; remove it")
+            raise ValueError(f"{entry.path} is {kind_of(mode)}, not a regular file; remove it")
         if entry.name in CHECKED and stat.S_ISREG(mode):
             read_object(Path(entry.path), *CHECKED[entry.name], advice=ADVICE)
 

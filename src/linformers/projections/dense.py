@@ -124,7 +124,7 @@ class Dense(Projection):
 
 
 class Given(Dense):
-    """A matrix of the user's own, or one for keys and one for values; each ``(max_len, k)`` or ``(heads, max_len, k)``.
+    """A user-defined matrix, or one for keys and one for values; each ``(max_len, k)`` or ``(heads, max_len, k)``.
 
     An ``nn.Parameter`` stays that parameter and is trained; a plain tensor is kept as a buffer and is not.
     """
@@ -155,7 +155,7 @@ class Given(Dense):
         """Do nothing: the matrices are the user's."""
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
-        raise ValueError("a matrix of your own cannot be resampled here; pass one of the new size")
+        raise ValueError("a user-defined matrix cannot be resampled; pass one of the new size")
 
 
 def shorten_by(rows: Tensor, x: Tensor, keep: Tensor | None) -> Slots:
