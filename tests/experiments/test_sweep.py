@@ -106,7 +106,7 @@ def test_bases_and_counts_without_a_meaning():
         sweep.plan(BASE, [], 1)
     with pytest.raises(ValueError, match="name 'full' in --contenders"):
         sweep.complete(Settings(attention="full"))
-    with pytest.raises(ValueError, match="say with --seeds how many"):
+    with pytest.raises(ValueError, match="give their number with --seeds"):
         sweep.complete(Settings(seed=3))
 
 

@@ -135,7 +135,7 @@ def test_errors(tmp_path):
         distill(student, teacher, [], steps=1)
     path = tmp_path / "d.safetensors"
     distill(student, teacher, data, steps=2, checkpoint=path, progress=False)
-    with pytest.raises(ValueError, match="is of a run with steps=2, not 3"):
+    with pytest.raises(ValueError, match="is from a run with steps=2, not 3"):
         distill(student, teacher, data, steps=3, checkpoint=path, progress=False)
     with pytest.raises(ValueError, match="it is of another model"):
         distill(plain, teacher, data, steps=2, checkpoint=path, progress=False)

@@ -272,7 +272,7 @@ def test_an_attention_of_the_hub_is_not_fetched(runs, damage):
     for value in ("someone/kernel", {"": "someone/kernel"}):
         code, said = damage("clm", "final/config.json", changed(text, ("attn_implementation",), value), *SHOW)
         assert code == 1
-        assert "the name of an attention that is installed" in said
+        assert "the name of an installed attention function" in said
 
 
 def test_files_of_tokens_are_what_prepared_json_says(runs, tmp_path):

@@ -1,4 +1,4 @@
-"""One page about runs and comparisons: configuration, curves, tables, samples, heads and spectrum."""
+"""The report page of runs and comparisons: configuration, curves, tables, samples, heads and spectrum."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -93,7 +93,7 @@ def build(directories: Sequence[Path], *, models: bool = True) -> str:
 
 
 def together(runs: Sequence[RunFiles], names: Sequence[str], task: str, anchor: str) -> list[Block]:
-    """Several runs of one task beside each other."""
+    """Several runs of one task side by side."""
     what = [key for key in WHAT if key != "cross_attention" or task == "seq2seq"]
     heads = ["run", *what, *(number.name for number in (*SCORES, *COSTS))]
     rows = []

@@ -1,4 +1,4 @@
-"""Real text as inputs of a model: a file of the user's, or Python's own documentation.
+"""Text as inputs of a model: from a given file, or Python's own documentation.
 
 Axes: b batch, n positions.
 """

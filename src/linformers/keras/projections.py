@@ -82,7 +82,7 @@ class Projection(keras.layers.Layer):
         self.start = one_of("start", start, STARTS)
         if max_length is None and method != "content":
             raise ValueError(
-                f"method={method!r} needs a longest input; pass max_length, or use method='content', which has none"
+                f"method={method!r} needs a maximum length; pass max_length, or use method='content', which has none"
             )
         sizes = {
             "max_length": max_length,

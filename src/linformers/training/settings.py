@@ -53,14 +53,14 @@ FREE = ("max_steps", "save_steps", "eval_steps", "log_steps", "eval_batches", "p
 @dataclass(frozen=True, kw_only=True)
 @unset
 class Settings:
-    """What to train, on what, and how; what is not given comes from the preset, and from the saved run when one goes on.
+    """What to train, on what data, and how; unset values come from the preset or, when a run is resumed, from its settings.
 
     Parameters
     ----------
     task
-        Guess masked words (mlm), the next word (clm), a target from a source (seq2seq), or a class (classify).
+        Predict masked tokens (mlm), the next token (clm), a target from a source (seq2seq), or a class (classify).
     preset
-        Sizes for a first look (tiny), for minutes (small) or for hours (base); every one can be changed.
+        Model sizes and number of updates: tiny for a quick test, small for minutes, base for hours of training; each can be changed.
     data
         Text files, folders, globs, or a directory that `linformers prepare` wrote; by default Python's documentation,
         or ListOps for classify.
@@ -69,18 +69,18 @@ class Settings:
     label_column
         The column with the class; by default "label", for classify.
     target_column
-        The column with the target, for seq2seq; by default there is none, and it learns to undo noise.
+        The column with the target, for seq2seq; by default there is none, and the model learns to undo noise.
     targets
-        The files with the targets, line by line beside those of --data, for seq2seq; by default there are none.
+        Files whose line i is the target of line i of --data, for seq2seq; by default there are none.
     tokenizer
-        bpe, wordpiece, words, bytes, or the directory of a tokeniser; for data that is not prepared yet. By default bpe, or words for
+        bpe, wordpiece, words, bytes, or the directory of a tokeniser; for data that is not prepared yet. By default bpe; words for
         ListOps.
     vocab_size
-        Tokens of a new tokeniser. By default 20,000 for words, and for bpe and wordpiece by preset: {vocabulary}.
+        Vocabulary size of a new tokeniser. By default 20,000 for words, and for bpe and wordpiece by preset: {vocabulary}.
     attention
         linformer (k slots), full, local (only the neighbours in --local-window), or none.
     cross_attention
-        How a target of seq2seq sees its source: every token (full), or k slots (linformer), for very long sources.
+        How the decoder of seq2seq attends to the source: to every token (full), or to k slots (linformer), for very long sources.
     n
         The longest input, in tokens.
     target_n
@@ -88,70 +88,70 @@ class Settings:
     k
         Slots of each layer; by default n/4.
     sharing
-        Which projections are one: none, headwise, kv, or layerwise.
+        Which projections are shared: none, headwise (by all heads), kv (also by keys and values), or layerwise (also by all layers).
     method
-        How positions become slots: learnable, convolution, mean, max, no_params, or content (tokens choose their slots).
+        How positions are projected to slots: learnable, convolution, mean, max, no_params (fixed random), or content (tokens choose their slots).
     start
-        How learned projections begin: at random, or as means of segments.
+        Initial values of learned projections: random, or means of segments (segments).
     block_size
-        Positions of a block of a causal model; by default about n/8, and at most 128.
+        Positions of a block of a causal model; by default about n/8, at most 128.
     local_kernel
         Width of a depthwise convolution before attention; 0 for none.
     local_window
-        Also see the exact keys of neighbouring blocks of this many positions; 0 for none. Not for clm.
+        Also attend exactly to the neighbouring blocks of this many positions; 0 for none. Not for clm.
     open_slots
-        Slots that each query opens, to see the exact keys they stand for; 0 for none. With --method mean.
+        How many slots each query opens, to attend to the exact keys they stand for; 0 for none. With --method mean.
     open_reach
-        The positions whose exact keys clm can open, and which decoding keeps; by default all.
+        How many positions back clm can open slots; decoding keeps the exact keys of these. By default all.
     positions
-        sinusoidal, learned, rotary, or none.
+        Position embeddings: sinusoidal, learned, rotary, or none.
     width
-        Channels of the model.
+        Channels of the model (hidden size).
     depth
-        Layers.
+        Number of layers.
     heads
-        Heads of a layer.
+        Attention heads of each layer.
     feedforward
         Hidden channels of the feed-forward layers; by default 4 times the width.
     norm
-        Norms before (pre) or after (post) each part of a layer.
+        Layer norms before (pre) or after (post) each branch of a layer.
     pooling
-        How classify makes one vector of many: mean, first, or attention.
+        How classify pools the tokens of a sequence: mean, first, or attention.
     gated
-        Gated feed-forward layers.
+        Use gated feed-forward layers.
     tie
-        Let the output share the matrix of the embedding.
+        Tie the output matrix to the token embedding.
     dropout
-        Everywhere: embeddings, attention, feed-forward layers.
+        Dropout probability of embeddings, attention and feed-forward layers.
     mask_share
-        The share of tokens that mlm asks for.
+        The share of tokens that mlm has to predict.
     noise
-        What seq2seq learns from text without targets: to say it whole (infill), or only what was taken out (spans).
+        What seq2seq predicts for text without targets, from which spans are removed: the whole text (infill), or the spans alone (spans).
     noise_share
-        The share of tokens that is taken out of it.
+        The share of tokens that is removed for it.
     batch_size
-        Examples of one batch, in each process.
+        Examples per batch, in each process.
     accumulation
-        Batches of one update.
+        Batches whose gradients are accumulated for one update.
     learning_rate
-        At the end of the warm-up.
+        Peak learning rate, at the end of the warm-up.
     projection_rate
-        The learning rate of learned projections, as a share of the others': each of their numbers meets every position, so that a
-        whole one moves a slot too far.
+        The learning rate of learned projections, as a share of that of the other parameters: updates to a column of E add up over n
+        positions, so that the full rate is too large.
     warmup
-        The share of the updates in which the learning rate rises.
+        The share of the updates over which the learning rate rises.
     schedule
-        How it falls after that: cosine, linear, or constant.
+        Decay of the learning rate after the warm-up: cosine, linear, or constant.
     weight_decay
-        Of AdamW, on matrices only.
+        Weight decay of AdamW, on matrices only.
     clip
-        The largest norm of a gradient; 0 for any.
+        Clip gradients to this norm; 0 for no clipping.
     precision
         fp32, or bf16 for mixed precision.
     recompute
-        Keep no activations inside the layers: less memory, a third more work.
+        Recompute the activations of layers in the backward pass: less memory, about a third more computation.
     max_steps
-        Updates.
+        Number of updates.
     save_steps
         Updates between checkpoints; by default a tenth of all, at most 500.
     eval_steps
@@ -159,17 +159,17 @@ class Settings:
     log_steps
         Updates between lines of metrics; by default a hundredth of all.
     eval_batches
-        Batches of the validation part to look at; 0 for all.
+        Batches of the validation part in each evaluation; 0 for all.
     patience
         Stop when the validation loss has not improved for this many evaluations in a row, and keep the best weights; 0 for never.
     keep
-        Checkpoints to keep.
+        How many checkpoints to keep.
     seed
-        Of the first weights, the order of the examples, masking and noise.
+        Random seed of the initial weights, the order of the examples, masking, noise and dropout.
     threads
-        Threads of each process; by default what torch takes.
+        Threads of each process; by default torch's choice.
     workers
-        Processes that read the data; 0 reads it between the updates.
+        Worker processes that load the data; 0 loads it in the training process.
     """
 
     task: Task = UNSET
@@ -300,7 +300,7 @@ class Settings:
             if name not in FREE and value != old[name]:
                 raise ValueError(
                     f"{option(name)} is {shown(value)}, but the saved run has {shown(old[name])}; leave {option(name)} out to "
-                    "go on with the run, name another --out, or give --no-resume to begin it again"
+                    "continue the run, choose another --out, or give --no-resume to start again"
                 )
         return dataclasses.replace(saved, **given)
 
@@ -320,7 +320,7 @@ Settings.__doc__ = with_defaults(Settings.__doc__ or "", [*TYPES], DEFAULTS, PRE
 
 
 def check(values: dict[str, Any]) -> None:
-    """Raise a ValueError for wrong types, numbers out of range, and combinations that do not fit."""
+    """Raise a ValueError for wrong types, numbers out of range, and contradictory combinations."""
     check_types(values, option)
     at_least_one(**{option(name): values.get(name) for name in POSITIVE})
     for name, most in limits.SETTINGS.items():
