@@ -95,9 +95,9 @@ def test_a_reversible_stack_opens_the_same_slots_again(monkeypatch):
     attend = core.attend_opened
 
     def watched(*tensors, choice, **options):
-        out, slots = attend(*tensors, choice=choice, **options)
+        out, weights, slots = attend(*tensors, choice=choice, **options)
         made.append((choice is not None, slots))
-        return out, slots
+        return out, weights, slots
 
     monkeypatch.setattr(core, "attend_opened", watched)
     model = make_stack(reversible=True)
