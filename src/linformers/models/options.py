@@ -8,24 +8,29 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 from linformers.checks import at_least_one, not_negative, one_of
 from linformers.nn.feedforward import ACTIVATIONS
 from linformers.projections.dense import STARTS
 from linformers.projections.make import METHODS, SHARINGS, Method
 
+AttentionKind = Literal["linformer", "full", "none", "local"]
+Norm = Literal["pre", "post"]
+Positions = Literal["sinusoidal", "learned", "rotary", "none"]
+Pooling = Literal["mean", "first", "attention"]
+
 CHOICES: dict[str, tuple[str, ...]] = {
-    "attention": ("linformer", "full", "none", "local"),
+    "attention": get_args(AttentionKind),
     "cross_attention": ("same", "linformer", "full"),
     "method": METHODS,
     "start": STARTS,
-    "norm": ("pre", "post"),
+    "norm": get_args(Norm),
     "activation": tuple(ACTIVATIONS),
     "checkpoint_level": ("C0", "C1", "C2"),
     "parameter_sharing": SHARINGS,
-    "positions": ("sinusoidal", "learned", "rotary", "none"),
-    "pooling": ("mean", "first", "attention"),
+    "positions": get_args(Positions),
+    "pooling": get_args(Pooling),
 }
 
 P = ParamSpec("P")

@@ -5,6 +5,7 @@ Axes: b batch, h heads, s key positions, k slots, d channels.
 
 import math
 from functools import partial
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from linformers.projections.base import KEY, Projection, Slots, Sums
 from linformers.projections.resample import stretch
 from linformers.watch import is_watched
 
-STARTS = ("random", "segments")
+Start = Literal["random", "segments"]
+STARTS: tuple[str, ...] = get_args(Start)
 
 
 class Dense(Projection):

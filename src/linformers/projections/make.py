@@ -1,6 +1,7 @@
 """Build the projection of a layer from the name of its method and its sharing mode."""
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,10 @@ from linformers.projections.dense import STARTS, Dense, Given
 from linformers.projections.own import Custom
 from linformers.projections.pooling import Max, Mean
 
-METHODS = ("learnable", "convolution", "mean", "max", "no_params", "content")
-
-
-SHARINGS = ("none", "headwise", "kv", "layerwise")
-
+MethodName = Literal["learnable", "convolution", "mean", "max", "no_params", "content"]
+Sharing = Literal["none", "headwise", "kv", "layerwise"]
+METHODS: tuple[str, ...] = get_args(MethodName)
+SHARINGS: tuple[str, ...] = get_args(Sharing)
 
 Method = str | Tensor | Sequence[Tensor] | nn.Module | Sequence[nn.Module]
 

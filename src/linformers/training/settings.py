@@ -13,8 +13,10 @@ from typing import Any, Literal, get_args, get_type_hints
 from linformers import limits
 from linformers.checks import at_least_one, not_negative, one_of
 from linformers.files.checked import maybe, of_type
-from linformers.models.options import Shared, unset
+from linformers.models.options import AttentionKind, Norm, Pooling, Positions, Shared, unset
 from linformers.ops.blocks import block_sizes
+from linformers.projections.dense import Start
+from linformers.projections.make import MethodName, Sharing
 from linformers.training.defaults import with_defaults
 from linformers.training.options import option, spoken
 from linformers.training.presets import DEFAULTS, PRESETS, VOCABULARY
@@ -182,26 +184,26 @@ class Settings:
     tokenizer: str = UNSET
     vocab_size: int = UNSET
 
-    attention: Literal["linformer", "full", "local", "none"] = UNSET
+    attention: AttentionKind = UNSET
     cross_attention: Literal["full", "linformer"] = UNSET
     n: int = UNSET
     target_n: int = UNSET
     k: int = UNSET
-    sharing: Literal["none", "headwise", "kv", "layerwise"] = UNSET
-    method: Literal["learnable", "convolution", "mean", "max", "no_params", "content"] = UNSET
-    start: Literal["random", "segments"] = UNSET
+    sharing: Sharing = UNSET
+    method: MethodName = UNSET
+    start: Start = UNSET
     block_size: int = UNSET
     local_kernel: int = UNSET
     local_window: int = UNSET
     open_slots: int = UNSET
     open_reach: int = UNSET
-    positions: Literal["sinusoidal", "learned", "rotary", "none"] = UNSET
+    positions: Positions = UNSET
     width: int = UNSET
     depth: int = UNSET
     heads: int = UNSET
     feedforward: int = UNSET
-    norm: Literal["pre", "post"] = UNSET
-    pooling: Literal["mean", "first", "attention"] = UNSET
+    norm: Norm = UNSET
+    pooling: Pooling = UNSET
     gated: bool = UNSET
     tie: bool = UNSET
     dropout: float = UNSET
