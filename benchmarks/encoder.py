@@ -261,7 +261,7 @@ class ExactKeys:
         self.run = core.attend_opened
 
         def counting(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, opening: Any, **more: Any) -> Any:
-            out, choice = self.run(q, k, v, keys, values, opening, **more)
+            out, weights, choice = self.run(q, k, v, keys, values, opening, **more)
             segments, seen = look_around(k, v, keys.shape[2], opening)
             tokens = F.pad(segments.tokens, (0, 1)).expand(len(k), -1)  # a choice of -1 opens nothing
             b, g, n, m = choice.shape
@@ -271,7 +271,7 @@ class ExactKeys:
                 count = count + near.repeat_interleave(opening.block, 1)[:, None, :n]
             self.queries, self.total = self.queries + count.numel(), self.total + int(count.sum())
             self.most = max(self.most, int(count.max()))
-            return out, choice
+            return out, weights, choice
 
         core.attend_opened = counting
         return self

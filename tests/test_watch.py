@@ -161,15 +161,15 @@ def test_it_gives_what_mapping_all_positions_first_gives(method, sharing, mask, 
 
 
 @pytest.mark.parametrize(**covering(sharing=SHARINGS, change=list(CHANGES)))
-def test_it_takes_effect_in_pieces_too(sharing, change):
+def test_it_takes_effect_in_chunks_too(sharing, change):
     projection = make_projection(MAX_LEN, K, heads=HEADS, sharing=sharing, dtype=torch.float64)
     maps = [CHANGES[change](nn.Linear(D_IN, D_OUT, dtype=torch.float64)) for _ in range(2)]
     x = torch.randn(B, S, D_IN, dtype=torch.float64)
     with torch.no_grad():
-        pieces = MemoryInChunks(*maps, projection, heads=HEADS, length=S)
+        chunks = MemoryInChunks(*maps, projection, heads=HEADS, length=S)
         for start in range(0, S, 5):
-            pieces.add(x[:, start : start + 5], start)
-        torch.testing.assert_close(pieces.finish(), make_memory(x, x, *maps, projection, heads=HEADS))
+            chunks.add(x[:, start : start + 5], start)
+        torch.testing.assert_close(chunks.finish(), make_memory(x, x, *maps, projection, heads=HEADS))
 
 
 @pytest.mark.parametrize("sharing", [*SHARINGS, "layerwise"])

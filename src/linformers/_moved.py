@@ -1,6 +1,6 @@
 """Module paths of earlier versions: still importable, with a warning that names the new place.
 
-Whole pickled models name the module of every class, so these paths must lead to the classes for as long as such files are read.
+A pickled model names the module of every class, so these paths must resolve for as long as such files are read.
 """
 
 import importlib
@@ -12,8 +12,8 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import ModuleType
 
-# The old module, and the new ones that have its public names. The first is the one to use instead. Not among them is
-# `linformers.resample`: importing it as a module would hide the function of that name.
+# The old module, and the new ones that have its public names. The first is the one to use instead. `linformers.resample`
+# is not listed: importing it as a module would hide the function of that name.
 MOVED: dict[str, tuple[str, ...]] = {
     "attention": ("nn.multihead", "ops.masks"),
     "blocks": ("ops.blocks", "ops.masks"),
@@ -34,11 +34,11 @@ MOVED: dict[str, tuple[str, ...]] = {
     "training.memory": ("training.allocator",),
     "windows": ("models.windows",),
 }
-QUIET = ("streaming",)  # documented as `linformers.streaming`, and so it stays
+QUIET = ("streaming",)  # the documented path is `linformers.streaming`
 
 
 class Moved(MetaPathFinder, Loader):
-    """Finds the old paths, after everything else has been asked."""
+    """Finds the old paths, after all other finders."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -184,7 +184,7 @@ def export(
     one_of("format", format, tuple(SUFFIXES))
     path = Path(path)
     if path.exists() and not force:
-        raise ValueError(f"{path} is there already; name another file with --out, or write over it with --force")
+        raise ValueError(f"{path} already exists; choose another file with --out, or overwrite it with --force")
     if format == "onnx":
         need("onnx", "onnxscript", "onnxruntime")
     forward = wrap(model.float().eval())
@@ -230,7 +230,7 @@ def wrap(model: Any) -> TextForward:
         return kind(model, config.max_position_embeddings)
     if not isinstance(settings, Mapping):
         raise ValueError(
-            f"cannot export {type(model).__name__}; it takes the models of linformers.hf and those made by linformers.linearize"
+            f"cannot export {type(model).__name__}; only models of linformers.hf and models made by linformers.linearize can be exported"
         )
     if config.model_type == "linformers-vit":
         return ImageForward(model, settings["max_len"])
@@ -264,7 +264,7 @@ def write(forward: TextForward, path: Path, format: str, external: bool) -> Run:
             verbose=False,
         )
     if converted is None:
-        raise ValueError("torch gave no ONNX program")
+        raise ValueError("torch.onnx.export returned no program")
     converted.save(path, external_data=external)
     return onnx_runner(path, forward.outputs)
 
@@ -357,7 +357,7 @@ def compare(forward: TextForward, run: Run, tolerance: float) -> Iterator[Check]
             for name, goal in expected.items():
                 if found[name].shape != goal.shape:
                     raise ValueError(
-                        f"the export gives {name} as {tuple(found[name].shape)}, the model as {tuple(goal.shape)}"
+                        f"the export returns {name} of shape {tuple(found[name].shape)}, the model as {tuple(goal.shape)}"
                     )
                 real = real_places(name, goal, inputs)
                 difference = float((found[name] - goal)[real].abs().max())
@@ -365,7 +365,7 @@ def compare(forward: TextForward, run: Run, tolerance: float) -> Iterator[Check]
                 if not difference <= tolerance * max(1.0, float(goal[real].abs().max())):
                     raise ValueError(
                         f"the export differs from the model: {name} at batch {batch}, length {length}, {masked}, by "
-                        f"{difference:.1e}, with a tolerance of {tolerance:g}"
+                        f"{difference:.1e}, and the tolerance is {tolerance:g}"
                     )
             yield Check(batch, length, masked, error)
 

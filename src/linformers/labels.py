@@ -1,3 +1,3 @@
-"""The label of a position that is not scored: what ``F.cross_entropy`` leaves out by default."""
+"""The label of a position that the loss ignores; the default of ``F.cross_entropy``."""
 
 IGNORED = -100

@@ -12,7 +12,11 @@ VOCABULARY = 1 << 24  # tokens; a trainer of tokenisers reserves memory for all 
 PARAMETERS = 1 << 40
 SIZE = 2**31 - 1  # any other size
 BEAMS = 1024
-EXPRESSION = {"max_length": 100_000, "max_depth": 1000, "max_args": 100}  # of generated ListOps; many are drawn at once
+EXPRESSION = {
+    "max_length": 100_000,
+    "max_depth": 1000,
+    "max_args": 100,
+}  # examples of ListOps, which are generated in large batches
 SEED = 2**32 - 1  # numpy's largest
 
 SETTINGS: dict[str, int] = {
@@ -68,7 +72,7 @@ def check_parameters(count: int, memory: int | None = None) -> None:
     """
     if count > PARAMETERS:
         raise ValueError(
-            f"a model of these sizes has about {count:.1e} parameters, and at most {PARAMETERS:.1e} are taken; choose smaller sizes"
+            f"a model of these sizes has about {count:.1e} parameters, more than the limit of {PARAMETERS:.1e}; choose smaller sizes"
         )
     if memory is not None and 4 * count > memory:
         raise ValueError(

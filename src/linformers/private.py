@@ -1,8 +1,8 @@
 """Every private name of torch, transformers, Keras and TensorBoard that this package reads or calls, and the versions it was checked against.
 
-torch 2.6 to 2.13, transformers 5.22, Keras 3.15, TensorBoard 2.21. There is no public way to any of these; ``tests/test_private.py`` checks that each is still there and
-does what is relied on, and that no other file of the package uses a private name. Overriding a method is not using it: the last test lists those.
-Nothing but torch is imported here; what is of transformers and Keras is asked of their objects.
+torch 2.6 to 2.13, transformers 5.22, Keras 3.15, TensorBoard 2.21. None of these has a public equivalent; ``tests/test_private.py`` checks that each still exists and
+behaves as expected, and that no other file of the package uses a private name. Overridden methods do not count as use; the last test lists them.
+Only torch is imported here; names of transformers and Keras are read from the objects passed in.
 """
 
 import sys
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 # torch: hooks on all modules would see calls that a fast path leaves out.
 has_global_hook = torch.nn.modules.module._has_any_global_hook
-# Quantised and distributed tensors have products of their own.
+# Quantised and distributed tensors implement their own products.
 is_traceable_wrapper_subclass = torch.utils._python_dispatch.is_traceable_wrapper_subclass
 # Attention with its log-sum-exp, and the gradients from it, which F.scaled_dot_product_attention does not return.
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -48,8 +48,8 @@ def children(module: nn.Module) -> list[tuple[str, nn.Module | None]]:
 def summary_writer(directory: Path) -> Any:
     """torch's ``SummaryWriter``, without TensorFlow.
 
-    torch asks TensorBoard for TensorFlow or a stub of it, and TensorBoard takes TensorFlow where that is installed: 6 s and 700 MB at the first line of
-    metrics. The module ``notf`` is its switch for the stub, which writes the same files.
+    torch imports TensorFlow through TensorBoard, which uses its own stub only where TensorFlow is not installed: 6 s and 700 MB at the first line of
+    metrics. The module ``notf`` makes it use the stub, which writes the same files.
     """
     switch = "tensorboard.compat.notf"
     before = sys.modules.get(switch)
@@ -102,7 +102,7 @@ def in_symbolic_scope() -> bool:
 
 
 def uses_flash(layer: Any) -> bool:
-    """Whether flash attention was asked for, by its argument or for all of Keras."""
+    """Whether flash attention is requested, by the layer's argument or by the global setting of Keras."""
     return bool(layer._flash_attention)
 
 
@@ -112,7 +112,7 @@ def uses_gate(layer: Any) -> bool:
 
 
 def gate(layer: Any, query: Any) -> Any:
-    """That gate."""
+    """The gate that multiplies the output."""
     return layer._gate_dense(query)
 
 

@@ -79,7 +79,7 @@ def test_a_refused_comparison_is_no_obstacle(tmp_path, text, monkeypatch, capsys
     (tmp_path / "empty.txt").touch()
     for wrong, message in (
         (["--data", str(tmp_path / "none.txt")], "there is no file, folder or pattern"),
-        (["--data", str(tmp_path / "empty.txt")], "no text in it"),
+        (["--data", str(tmp_path / "empty.txt")], "it contains no text"),
         (["--data", text, "--width", "130"], "error: --width 130 is not a multiple of --heads 4"),
         (["heads=3", "--data", text], "contender heads = 3: --width 128 is not a multiple of --heads 3"),
         (["n=2", "--data", text], "--n 2 leaves no room for a text"),

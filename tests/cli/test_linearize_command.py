@@ -126,7 +126,7 @@ def test_errors(saved, tmp_path, capsys):
     short = ["--k", "spectrum", "--max-len", "13", "--out", out, "--calibration", str(tmp_path / "short.txt")]
     (tmp_path / "short.txt").write_text("w1 w2", encoding="utf-8")
     assert launch("linearize", str(saved), *short) == 1
-    assert "at least one piece of --max-len 13 tokens" in " ".join(capsys.readouterr().err.split())
+    assert "one of at least --max-len 13 tokens" in " ".join(capsys.readouterr().err.split())
     assert launch("linearize", str(saved), "--out", out) == 2
     capsys.readouterr()
 
@@ -143,7 +143,7 @@ def test_options_are_checked_before_the_model_is_loaded(saved, tmp_path, monkeyp
         (["--k", "5", "--open-slots", "-2"], "--open-slots must not be negative, got -2"),
         (
             ["--k", "5", "--open-slots", "2", "--method", "learnable"],
-            "--open-slots 2 opens means of tokens, and --method learnable makes other slots",
+            "--open-slots 2 needs slots that are means of tokens, and those of --method learnable are not",
         ),
         (["--k", "5", "--share", "2"], "--share must be above 0 and at most 1, got 2.0"),
         (["--k", "spectrum"], "--k spectrum needs a text; give a file with --calibration"),

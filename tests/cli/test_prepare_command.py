@@ -22,7 +22,7 @@ def test_a_folder_is_prepared_and_then_reused(tmp_path, capsys):
     assert launch(*command) == 0
     assert "was there already, made of the same: nothing to do" in capsys.readouterr().out
     assert launch(*command, "--seed", "1") == 1
-    assert "made of other sources or with other options" in capsys.readouterr().err
+    assert "prepared from other sources or with other options" in capsys.readouterr().err
     assert launch(*command, "--seed", "1", "--overwrite") == 0
     assert load(tmp_path / "out").about["options"]["seed"] == 1
 
@@ -77,10 +77,10 @@ def test_faults_are_messages(tmp_path, capsys):
     (tmp_path / "empty.txt").write_text("")
     for arguments, message in (
         ([str(tmp_path / "bad.txt")], "is not UTF-8: byte 0xff at offset 5"),
-        ([str(tmp_path / "empty.txt")], "no text in it: 1 empty files left out"),
+        ([str(tmp_path / "empty.txt")], "it contains no text: 1 empty files left out"),
         ([str(tmp_path / "gone.txt")], "there is no file, folder or pattern"),
         (["--dataset", "some/name"], "HF_HUB_OFFLINE"),
-        ([str(tmp_path / "bad.txt"), "--shares", "1", "1", "1"], "shares are those of"),
+        ([str(tmp_path / "bad.txt"), "--shares", "1", "1", "1"], "shares must be three numbers"),
         (
             [str(tmp_path / "bad.txt"), "--tokenizer", "words", "--vocab-size", "5"],
             "error: --vocab-size must be at least 6",

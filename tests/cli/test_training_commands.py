@@ -111,7 +111,7 @@ def test_options_of_generate_are_checked_before_the_run_is_opened(tmp_path, caps
         (["--top-k", "0"], "--top-k must be at least 1, got 0"),
         (["--beams", "0"], "--beams must be at least 1, got 0"),
         (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
-        (["--greedy", "--top-p", "0.5"], "--greedy takes the likeliest token; leave --top-p out"),
+        (["--greedy", "--top-p", "0.5"], "--greedy always takes the likeliest token; leave --top-p out"),
         (["--temperature", "0", "--top-k", "5"], "--top-k 5 has no meaning with --temperature 0"),
     ):
         assert launch("generate", nowhere, "a", *words) == 1
@@ -131,11 +131,11 @@ def test_wrong_usage(tmp_path, capsys):
 
 def test_an_interruption_is_130_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
     def interrupted(*args, **options):
-        raise Interrupted("interrupted at step 5; go on with: linformers train --out run")
+        raise Interrupted("interrupted at step 5; resume with: linformers train --out run")
 
     monkeypatch.setattr("linformers.training.fit.train", interrupted)
     assert launch("train", "--out", str(tmp_path)) == 130
-    assert "go on with: linformers train --out run" in said(capsys)[1]
+    assert "resume with: linformers train --out run" in said(capsys)[1]
 
 
 TOML = 'seed = 5\n[train]\nmax_steps = 7\ntask = "clm"\ndata = ["a", "b"]\ntie = true\n[evaluate]\npart = "train"\n'

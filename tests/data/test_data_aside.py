@@ -26,7 +26,7 @@ def test_a_second_run_reuses_the_result(tmp_path, monkeypatch):
     monkeypatch.setattr("linformers.data.build.Work", None)
     prepared = prepare([str(tmp_path / "texts")], tmp_path / "out", vocab_size=300)
     assert prepared.count("train") == 10
-    with pytest.raises(ValueError, match=r"made of other sources or with other options; .* --overwrite"):
+    with pytest.raises(ValueError, match=r"prepared from other sources or with other options; .* --overwrite"):
         prepare([str(tmp_path / "texts")], tmp_path / "out", vocab_size=301)
 
 
@@ -44,7 +44,7 @@ def test_a_changed_file_is_noticed_and_overwritten_if_asked(tmp_path):
 def test_nothing_else_is_overwritten(tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "precious").write_text("x")
-    with pytest.raises(ValueError, match="holds something else"):
+    with pytest.raises(ValueError, match="exists and is not a prepared directory; choose another one"):
         prepare_text(tmp_path, overwrite=True)
 
 
@@ -79,7 +79,7 @@ def test_a_full_disk_is_an_error(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("linformers.data.store.Writer.add", full)
-    with pytest.raises(OSError, match=r"no room on the disk to write .*out; nothing was kept"):
+    with pytest.raises(OSError, match=r"no space left on the disk for .*out; nothing was written"):
         prepare_text(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["texts"]
 
@@ -127,7 +127,7 @@ def test_an_error_while_replacing_puts_the_old_one_back(tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", failing)
-        with pytest.raises(OSError, match="no room on the disk"):
+        with pytest.raises(OSError, match="no space left on the disk"):
             prepare([str(source)], out, tokenizer="bytes", overwrite=True)
     assert load(out).fingerprint == first.fingerprint
     assert [path.name for path in tmp_path.glob(".*")] == []

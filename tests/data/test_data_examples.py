@@ -156,7 +156,7 @@ def test_a_tokeniser_without_padding_takes_its_end(tmp_path):
     tokenizer.save_pretrained(tmp_path / "own")
     prepared = prepare_text(tmp_path, tokenizer=str(tmp_path / "own"), vocab_size=None)
     assert prepared.tokenizer.pad_token == "</s>"
-    assert "the tokeniser has no padding token; </s> takes its place" in prepared.notes
+    assert "the tokeniser has no padding token; </s> is used instead" in prepared.notes
 
 
 def test_what_cannot_be_is_an_error(text, tmp_path):

@@ -105,7 +105,7 @@ def test_it_becomes_labelled_documents(tmp_path):
             assert value_and_depth(text.split())[0] == label
             found.add(text)
     assert len(found) == 350
-    with pytest.raises(ValueError, match="limit is not for ListOps"):
+    with pytest.raises(ValueError, match="limit does not apply to ListOps"):
         prepare(None, tmp_path / "other", listops=sizes, limit=10)
 
 

@@ -256,7 +256,7 @@ def test_a_file_that_becomes_a_pipe_is_not_waited_for(tmp_path):
     corpus = files([str(folder)], "text", Layout())
     (folder / "001.txt").unlink()
     os.mkfifo(folder / "001.txt")
-    with pytest.raises(ValueError, match=r"001\.txt is a pipe, and only regular files are read"):
+    with pytest.raises(ValueError, match=r"001\.txt is a pipe, not a regular file"):
         list(corpus.read(Reading()))
 
 

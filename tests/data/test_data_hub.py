@@ -40,12 +40,12 @@ def test_pairs_have_columns(tmp_path, monkeypatch):
     assert prepared.tokenizer.decode(prepared.targets("test")[0]).startswith("one ")
     with pytest.raises(ValueError, match="the dataset pairs has no column 'text'; it has 'de', 'en'"):
         prepare(None, tmp_path / "other", dataset="pairs")
-    with pytest.raises(ValueError, match="targets are files, and the source is a dataset"):
+    with pytest.raises(ValueError, match="targets must be files, but the source is a dataset"):
         prepare(None, tmp_path / "other", dataset="pairs", targets=["x"])
 
 
 def test_without_a_connection_it_says_so(tmp_path, monkeypatch):
-    with pytest.raises(OSError, match="the dataset some/name is on the hub, and HF_HUB_OFFLINE says not to go there"):
+    with pytest.raises(OSError, match="the dataset some/name is on the hub, which HF_HUB_OFFLINE disables"):
         prepare(None, tmp_path / "out", dataset="some/name")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr(module, "getproxies", dict)

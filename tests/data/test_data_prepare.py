@@ -48,21 +48,21 @@ def test_an_existing_tokeniser_is_taken(tmp_path):
     first = prepare_text(tmp_path / "first")
     again = prepare_text(tmp_path / "again", tokenizer=str(first.directory / "tokenizer"), vocab_size=None)
     assert texts(again, "train") == texts(first, "train")
-    with pytest.raises(ValueError, match="is taken as it is"):
+    with pytest.raises(ValueError, match="do not apply to the existing tokeniser"):
         prepare_text(tmp_path / "third", tokenizer=str(first.directory / "tokenizer"))
     with pytest.raises(ValueError, match="'bytes' or a directory with a tokeniser; got 'nothing'"):
         prepare_text(tmp_path / "fourth", tokenizer="nothing", vocab_size=None)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="has no tokeniser that can be read"):
+    with pytest.raises(ValueError, match="has no readable tokeniser"):
         prepare_text(tmp_path / "fifth", tokenizer=str(tmp_path / "empty"), vocab_size=None)
 
 
 def test_options_that_contradict_each_other_are_errors(tmp_path):
     folder = [str(make_folder(tmp_path / "texts"))]
     for options, message in (
-        ({"kind": "text", "label_column": "x"}, "label_column is for labelled"),
-        ({"kind": "labelled", "targets": folder}, "targets is for pairs"),
-        ({"kind": "pairs"}, "is plain text; pairs need its partner"),
+        ({"kind": "text", "label_column": "x"}, "label_column applies to labelled"),
+        ({"kind": "labelled", "targets": folder}, "targets applies to pairs"),
+        ({"kind": "pairs"}, "is plain text; for pairs, give the file of its targets"),
         ({"kind": "words"}, "kind must be one of 'text', 'pairs', 'labelled'; got 'words'"),
         ({"documents": "pages"}, "documents must be one of 'auto', 'file', 'blocks', 'lines'; got 'pages'"),
         ({"dataset": "x"}, "got sources and a dataset of the hub; give only one"),
@@ -122,7 +122,11 @@ def test_damage_is_recognised(tmp_path):
     check("train.tokens.bin", lambda p: p.write_bytes(p.read_bytes()[:-2]), "train.tokens.bin has .* bytes, but")
     check("test.tokens.bin", lambda p: p.unlink(), "test.tokens.bin is missing")
     check("test.ends.npy", lambda p: p.write_bytes(b"x"), "test.ends.npy is not a file of numbers")
-    check("test.ends.npy", lambda p: np.save(p, np.zeros(99, np.int64)), "is about 99 documents, but 3 were written")
+    check(
+        "test.ends.npy",
+        lambda p: np.save(p, np.zeros(99, np.int64)),
+        "has entries for 99 documents, but 3 were written",
+    )
     check("train.labels.npy", lambda p: p.unlink(), "train.labels.npy is missing")
     check("prepared.json", lambda p: p.write_text("{"), "prepared.json is damaged")
     check("prepared.json", lambda p: p.write_text(json.dumps({"version": 99})), "has format 99, this version reads")

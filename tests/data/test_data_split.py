@@ -53,7 +53,7 @@ def test_a_label_that_appears_once_is_in_training_and_named(tmp_path):
     prepared = prepare([make_rows(tmp_path / "rows.jsonl", rows)], tmp_path / "out", kind="labelled", tokenizer="bytes")
     assert prepared.labels.index("lonely") in prepared.classes("train")
     assert prepared.notes == [
-        "only one document has the label 'lonely': it is in the training part, and held-out data say nothing about it"
+        "only one document has the label 'lonely': it is in the training part, and no held-out document tests it"
     ]
 
 
@@ -98,7 +98,7 @@ def test_a_part_can_be_left_out(tmp_path):
     assert len(prepared.documents("test")) == 0
     assert prepared.documents("test").lengths.shape == (0,)
     for shares in ((0.5, 0.5), (0.5, 0.2, 0.2), (0.0, 0.5, 0.5), (1.2, -0.1, -0.1)):
-        with pytest.raises(ValueError, match="shares are those of train, validation and test"):
+        with pytest.raises(ValueError, match="shares must be three numbers, for train, validation and test"):
             prepare_text(tmp_path / "other", shares=shares)
 
 
@@ -114,5 +114,5 @@ def test_parts_can_be_given(tmp_path):
     assert "5 documents left out, because they are also in the test or validation files" in prepared.notes
     both = prepare([training], tmp_path / "two", validation=[validation], test=[test], tokenizer="bytes", limit=50)
     assert [both.count(part) for part in PARTS] == [9, 3, 15]
-    with pytest.raises(ValueError, match="validation and test files go with sources"):
+    with pytest.raises(ValueError, match="validation and test files need sources"):
         prepare(None, tmp_path / "three", test=[test])

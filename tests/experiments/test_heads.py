@@ -7,7 +7,7 @@ from saved_cases import HEADS, LAYERS, make_tokenizer, save_own
 
 from linformers.cli import launch
 from linformers.experiments import heads, spectrum
-from linformers.models.visualize import Look
+from linformers.models.visualize import Recorded
 
 
 def subject(tmp_path, kind="MaskedLM", **options):
@@ -49,7 +49,9 @@ def test_the_spread_of_known_weights(tmp_path, monkeypatch):
     model, _, _ = subject(tmp_path, attention="full")
     (name,) = heads.Visualizer(model).stacks
     nothing = {name: [None, None]}
-    monkeypatch.setattr(heads.Visualizer, "look", lambda self, **batch: Look({name: [even, one]}, nothing, nothing, {}))
+    monkeypatch.setattr(
+        heads.Visualizer, "look", lambda self, **batch: Recorded({name: [even, one]}, nothing, nothing, {})
+    )
     found = heads.spread(model, {})["heads"]
     assert found == ([[4.0], [1.0]], 0, 4, None)
     assert "over how many exact keys a query spreads" in found.title

@@ -8,7 +8,7 @@ import transformers
 from saved_cases import HEADS, LAYERS, save_bert, save_own, save_text
 
 from linformers.experiments import spectrum as experiment
-from linformers.experiments.texts import pieces
+from linformers.experiments.texts import passages
 from linformers.ops.spectrum import cumulative, mean_curve, slots_of
 
 
@@ -33,7 +33,7 @@ def test_slots_of_a_share():
 
 def test_the_mean_over_inputs_is_that_of_the_matrices(tmp_path):
     subject = experiment.load(save_bert(tmp_path / "bert"))
-    batches = pieces(save_text(tmp_path / "text.txt"), subject.tokenizer, 11, 5)
+    batches = passages(save_text(tmp_path / "text.txt"), subject.tokenizer, 11, 5)
     found, size = experiment.curves(subject.model, batches)
     assert found.shape == (LAYERS, HEADS, 11)
     assert size == (11, 11)
@@ -126,7 +126,7 @@ def test_errors(tmp_path, capsys):
     for arguments, message in (
         ([none, "--text", text], "has no attention (attention='none')"),
         ([tmp_path, "--text", text], "is neither a run nor a saved model"),
-        ([bert, "--text", text], "the text is too short: give at least one piece of max_len = 20 tokens"),
+        ([bert, "--text", text], "the text is too short: give one of at least max_len = 20 tokens"),
         ([bert, "--text", text, "--length", 7, "--index", 9], "index must be from 1 to 7"),
         ([bert, "--text", text, "--length", 7, "--share", 1.5], "share must be above 0 and at most 1, got 1.5"),
         ([bert, "--text", text, "--samples", 0], "samples must be at least 1, got 0"),

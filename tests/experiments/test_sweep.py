@@ -104,9 +104,9 @@ def test_bases_and_counts_without_a_meaning():
         sweep.plan(BASE, ["full"], 0)
     with pytest.raises(ValueError, match="nothing to compare"):
         sweep.plan(BASE, [], 1)
-    with pytest.raises(ValueError, match="name 'full' in --contenders"):
+    with pytest.raises(ValueError, match="give 'full' in --contenders"):
         sweep.complete(Settings(attention="full"))
-    with pytest.raises(ValueError, match="say with --seeds how many"):
+    with pytest.raises(ValueError, match="give their number with --seeds"):
         sweep.complete(Settings(seed=3))
 
 
@@ -126,7 +126,7 @@ def test_a_plan_grows_but_keeps_its_base(tmp_path):
     settings, planned = sweep.read_plan(out)
     assert settings["n"] == 64
     assert len(planned) == 4
-    with pytest.raises(ValueError, match="holds a comparison with max_steps = 20, and now it is 30"):
+    with pytest.raises(ValueError, match="holds a comparison with max_steps = 20, but now it is 30"):
         sweep.save_plan(out, dataclasses.replace(BASE, max_steps=30), [])
     sweep.save_plan(out, dataclasses.replace(BASE, threads=2), [])  # changes nothing that is learned
     older = json.loads((out / "plan.json").read_text())

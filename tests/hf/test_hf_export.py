@@ -98,19 +98,19 @@ def test_the_command_takes_a_run_and_says_what_it_checked(tmp_path, capsys):
     assert onnxruntime.InferenceSession(final / "model.onnx").get_outputs()[0].name == "logits"
     assert not list(final.glob(".*"))
     assert run_command("export", tmp_path / "run") == 1
-    assert "write over it with --force" in " ".join(capsys.readouterr().err.split())
+    assert "overwrite it with --force" in " ".join(capsys.readouterr().err.split())
 
 
 def test_nothing_is_left_of_an_export_that_differs(tmp_path, monkeypatch):
     monkeypatch.setattr("linformers.export.write", lambda *args: lambda inputs: {"last_hidden_state": torch.zeros(1)})
     forward = wrap(make(LinformerModel, **SMALL).float())
-    with pytest.raises(ValueError, match=r"gives last_hidden_state as \(1,\), the model as \(1, 1, 10\)"):
+    with pytest.raises(ValueError, match=r"returns last_hidden_state of shape \(1,\), the model as \(1, 1, 10\)"):
         list(compare(forward, lambda inputs: {"last_hidden_state": torch.zeros(1)}, 1e-4))
     with pytest.raises(
         ValueError, match=r"differs from the model: last_hidden_state at batch 1, length 1, whole, by 1\.0e"
     ):
         list(compare(forward, lambda inputs: {"last_hidden_state": forward(**inputs)[0] + 1}, 1e-4))
-    with pytest.raises(ValueError, match="the export gives last_hidden_state as"):
+    with pytest.raises(ValueError, match="the export returns last_hidden_state of shape"):
         export(forward.model, tmp_path / "model.onnx")
     assert not os.listdir(tmp_path)
 

@@ -146,7 +146,7 @@ def test_a_cache_can_be_repeated_but_not_cropped():
     assert cache.layers[0].keys.shape[0] == 4
     last = ids[:, 7:].repeat_interleave(2, 0)
     assert_close(model(last, past_key_values=cache).logits[::2, 0], model(ids).logits[:, -1])
-    with pytest.raises(ValueError, match="cannot take 1 tokens back"):
+    with pytest.raises(ValueError, match="cannot remove 1 tokens"):
         cache.crop(1)
     with pytest.raises(TypeError, match=r"belongs to the models of linformers\.hf"):
         cache.update(None, None, 0)

@@ -299,7 +299,7 @@ def test_mistakes_are_errors(call, message):
 def test_configurations_of_other_models_are_errors():
     with pytest.raises(ValueError, match="build LinformerForSeq2SeqLM"):
         make(LinformerModel, is_encoder_decoder=True)
-    with pytest.raises(ValueError, match="looks both ways"):
+    with pytest.raises(ValueError, match="is bidirectional"):
         make(LinformerForMaskedLM, is_decoder=True)
     with pytest.raises(ValueError, match=r"shape \(batch, choices, length\), got \(3, 11\)"):
         make(LinformerForMultipleChoice)(make_ids())

@@ -204,5 +204,5 @@ def test_resampled_models_save_and_load(tmp_path):
         loaded = kind.from_pretrained(tmp_path)
         assert loaded.config.max_position_embeddings == 2 * N
         assert_same_model(loaded, model, {"input_ids": ids})
-    with pytest.raises(ValueError, match="a source and a target length"):
+    with pytest.raises(ValueError, match="resample changes one length, but a sequence-to-sequence model has two"):
         resample(make(LinformerForSeq2SeqLM), max_len=2 * N)

@@ -137,7 +137,7 @@ def test_lengths_are_checked():
         layer(*(keras.Input(x.shape[1:]) for x in make_inputs(s=17)))
     with pytest.raises(ValueError, match="empty sequence of keys"):
         layer(*make_inputs(s=0))
-    with pytest.raises(ValueError, match=r"\(None, None, 7\) leaves its length open.*pass max_length"):
+    with pytest.raises(ValueError, match=r"\(None, None, 7\) has no fixed length.*pass max_length"):
         make_layer(max_length=None)
     assert layer(*make_inputs(b=0)).shape == (0, T, 6)
 
@@ -163,7 +163,7 @@ def test_one_of_several_axes(axis):
     close(output, np.moveaxis(to_numpy(expected).reshape(2, 3, 5, 2, 2), 2, position))
     close(scores, to_numpy(expected_scores).reshape(2, 3, H, 5, 3))
     assert LinearMultiHeadAttention.from_config(layer.get_config()).attention_axes == (position,)
-    with pytest.raises(ValueError, match=r"not taken for inputs of 4 axes.*value_mask of shape \(2, "):
+    with pytest.raises(ValueError, match=r"not supported for inputs of 4 axes.*value_mask of shape \(2, "):
         layer(query, value, attention_mask=np.ones((2, 1, 7), bool))
 
 

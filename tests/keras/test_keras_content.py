@@ -261,15 +261,15 @@ def test_the_configuration_keeps_the_length_open():
 
 
 def test_errors_say_what_to_do():
-    with pytest.raises(ValueError, match="chosen by the channels of the keys; say how many, with channels="):
+    with pytest.raises(ValueError, match="needs channels, the number of channels of the keys"):
         Projection(None, K, method="content")
     with pytest.raises(
-        ValueError, match="method='mean' needs a longest input; pass max_length, or use method='content'"
+        ValueError, match="method='mean' needs a maximum length; pass max_length, or use method='content'"
     ):
         Projection(None, K, method="mean")
     with pytest.raises(ValueError, match="projection_dim must be a whole number of at least 1, got None"):
         Projection(None, None, method="content", channels=5)
-    with pytest.raises(ValueError, match=r"leaves its length open.*or use method='content', which needs none"):
+    with pytest.raises(ValueError, match=r"has no fixed length.*or use method='content', which needs none"):
         make_layer(max_length=None)
     other = LinearMultiHeadAttention(H, 3, projection=Projection(None, K, method="content", channels=6))
     with pytest.raises(ValueError, match="built for keys of 6 channels, got 5; build the projection with channels=5"):

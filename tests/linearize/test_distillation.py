@@ -135,7 +135,7 @@ def test_errors(tmp_path):
         distill(student, teacher, [], steps=1)
     path = tmp_path / "d.safetensors"
     distill(student, teacher, data, steps=2, checkpoint=path, progress=False)
-    with pytest.raises(ValueError, match="is of a run with steps=2, not 3"):
+    with pytest.raises(ValueError, match="is from a run with steps=2, not 3"):
         distill(student, teacher, data, steps=3, checkpoint=path, progress=False)
     with pytest.raises(ValueError, match="it is of another model"):
         distill(plain, teacher, data, steps=2, checkpoint=path, progress=False)
@@ -168,5 +168,5 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
         distill(student, teacher, data, steps=2, checkpoint=path, progress=False)
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(ValueError, match="is a pipe, and only regular files are read"):
+    with pytest.raises(ValueError, match="is a pipe, not a regular file"):
         distill(student, teacher, data, steps=2, checkpoint=path, progress=False)

@@ -145,9 +145,7 @@ def test_a_file_without_the_field_opens_none(tmp_path):
         torch.testing.assert_close(loaded(**batch)[0], make("bert")(**batch)[0])
     settings["linformers"] |= {"open_slots": 2, "method": "learnable"}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    with pytest.raises(
-        ValueError, match="open_slots=2 opens slots that are means of tokens of their own, and those of"
-    ):
+    with pytest.raises(ValueError, match="open_slots=2 needs slots that are means of disjoint tokens, and those of"):
         transformers.AutoModel.from_pretrained(tmp_path)
 
 
@@ -169,7 +167,7 @@ def test_open_slots_lower_the_error():
         assert errors[4] < 1e-20
         assert errors[3] < errors[1]
     with pytest.raises(
-        ValueError, match="open_slots=2 opens the means of segments, and CorrectedMean makes other slots"
+        ValueError, match="open_slots=2 needs slots that are means of segments, and those of CorrectedMean are not"
     ):
         fit(CorrectedMean(11, 4).double(), [sample], steps=1, open_slots=2)
 

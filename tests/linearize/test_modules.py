@@ -219,7 +219,7 @@ class OwnAttention(nn.MultiheadAttention):
         (
             nn.ModuleList([nn.MultiheadAttention(4, 2, add_zero_attn=True)]),
             {"k": 4, "local_window": 2},
-            "local_window=2 does not go with add_bias_kv and add_zero_attn",
+            "local_window=2 cannot be combined with add_bias_kv and add_zero_attn",
         ),
         (encoder(), {"k": 4, "local_window": -2}, "must not be negative, got -2 and 0"),
         (encoder(), {"k": 4, "causal": "yes"}, "causal must be one of 'leave', 'block', 'absent'; got 'yes'"),

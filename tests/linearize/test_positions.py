@@ -125,7 +125,7 @@ def test_what_cannot_be_stretched_is_refused():
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(12, 2, batch_first=True), 1)
     with pytest.raises(ValueError, match="for Hugging Face encoders of text, and TransformerEncoder holds none"):
         linearize(encoder, k=5, max_len=LONG, positions="stretch")
-    with pytest.raises(ValueError, match="TransformerEncoder holds no Hugging Face encoder"):
+    with pytest.raises(ValueError, match="TransformerEncoder contains no Hugging Face encoder"):
         stretch_positions(encoder, LONG)
     with pytest.raises(ValueError, match="positions must be one of 'keep', 'stretch'; got 'longer'"):
         linearize(make("bert"), k=5, max_len=N, positions="longer")

@@ -67,7 +67,7 @@ def test_a_context_that_does_not_fit_is_an_error():
     mask = torch.ones(2, 11, dtype=torch.bool)
     for run in (model, lambda *a, **o: model.generate(*a, 2, **o), lambda *a, **o: model.stream(*a, 2, **o)):
         for options, message in (
-            ({"context": context, "memory": model.memory(context)}, "give one of memory and context"),
+            ({"context": context, "memory": model.memory(context)}, "memory and context exclude each other"),
             ({"context_mask": mask}, "context_mask has no meaning without context"),
             ({"context": context[..., :5]}, r"context_channels=7\), got \(2, 11, 5\)"),
             ({"context": context, "context_mask": mask[:, :3]}, r"\(2, 11\), got \(2, 3\)"),
@@ -76,7 +76,7 @@ def test_a_context_that_does_not_fit_is_an_error():
                 run(ids, **options)
     with pytest.raises(ValueError, match=r"context_size.*or LinformerLM the context"):
         model(ids)
-    with pytest.raises(ValueError, match="a batch of 2 with a memory of 1 rows"):
+    with pytest.raises(ValueError, match="a batch of 2, but a memory for a batch of 1"):
         model(ids, context=context[:1])
     with pytest.raises(ValueError, match="build it with context_size"):
         make_causal_lm()(ids, context=context)

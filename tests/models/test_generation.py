@@ -148,7 +148,7 @@ def test_a_stream_computes_no_more_than_is_asked_for():
         ({"top_k": 3}, "top_k and top_p are for drawing; give a temperature"),
         ({"top_p": 0.5}, "top_k and top_p are for drawing; give a temperature"),
         ({"num_beams": 0}, "num_beams must be at least 1, got 0"),
-        ({"num_beams": 2, "temperature": 1.0}, r"num_beams=2 does not go with drawing \(temperature=1\.0\)"),
+        ({"num_beams": 2, "temperature": 1.0}, r"num_beams=2 cannot be combined with sampling \(temperature=1\.0\)"),
         ({"tempreature": 1.0}, r"unknown options \['tempreature'\]"),
     ],
     ids=str,

@@ -95,9 +95,9 @@ def test_a_reversible_stack_opens_the_same_slots_again(monkeypatch):
     attend = core.attend_opened
 
     def watched(*tensors, choice, **options):
-        out, slots = attend(*tensors, choice=choice, **options)
+        out, weights, slots = attend(*tensors, choice=choice, **options)
         made.append((choice is not None, slots))
-        return out, slots
+        return out, weights, slots
 
     monkeypatch.setattr(core, "attend_opened", watched)
     model = make_stack(reversible=True)
@@ -183,10 +183,12 @@ def test_another_number_can_be_opened_after_training():
 
 def test_refusals_say_what_to_do():
     with pytest.raises(
-        ValueError, match=r"open_slots=2 opens the means of segments, and method='learnable' makes other"
+        ValueError, match=r"open_slots=2 needs slots that are means of segments, and those of method='learnable'"
     ):
         Linformer(64, 16, 16, open_slots=2)
-    with pytest.raises(ValueError, match=r"open_slots=2 opens the means of segments, and Dense makes other slots"):
+    with pytest.raises(
+        ValueError, match=r"open_slots=2 needs slots that are means of segments, and those of Dense are not"
+    ):
         LinearMultiheadAttention(12, 3, open_slots=2)
     with pytest.raises(ValueError, match=r"open_reach=5 has no meaning without open_slots"):
         Linformer(64, 16, 16, open_reach=5)

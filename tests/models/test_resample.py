@@ -73,7 +73,7 @@ def test_a_classifier_on_a_stretched_input() -> None:
 def test_what_cannot_be_resampled_is_refused() -> None:
     with pytest.raises(ValueError, match="Linear owns no projection"):
         resample(torch.nn.Linear(2, 2), k=3)
-    with pytest.raises(ValueError, match="was handed its projection"):
+    with pytest.raises(ValueError, match="does not own its projection"):
         resample(LinearMultiheadAttention(6, 2, projection=make_projection(8, 4)), k=3)
     with pytest.raises(ValueError, match="cross-attention has two lengths"):
         resample(LinformerEncDec(num_tokens=5, input_size=8, channels=8, dim_k=4).decoder, k=2)

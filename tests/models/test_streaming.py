@@ -30,7 +30,7 @@ def same(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
 
 
-def pieces_of(n: int, sizes: list[int]) -> Iterator[tuple[int, int]]:
+def chunks_of(n: int, sizes: list[int]) -> Iterator[tuple[int, int]]:
     start = 0
     while start < n:
         size = sizes[start % len(sizes)]
@@ -44,7 +44,7 @@ def pieces_of(n: int, sizes: list[int]) -> Iterator[tuple[int, int]]:
 )
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.filterwarnings("ignore:k = 11 slots")
-def test_a_projection_in_pieces(method: str, max_len: int, k: int, length: int, masked: bool) -> None:
+def test_a_projection_in_chunks(method: str, max_len: int, k: int, length: int, masked: bool) -> None:
     shared = method in ("mean", "max")
     for heads, use in ((1, k), (1, k - 2), (3, k)):
         if heads == 3 and shared:
@@ -56,7 +56,7 @@ def test_a_projection_in_pieces(method: str, max_len: int, k: int, length: int, 
             for sizes in ([4], [3, 5, 2], [1], [100]):
                 sums = projection.begin(x, length, use)
                 with torch.no_grad():
-                    for start, stop in pieces_of(length, sizes):
+                    for start, stop in chunks_of(length, sizes):
                         some = None if keep is None else keep[:, start:stop]
                         projection.add_chunk(sums, x[:, :, start:stop], start, some, part, use)
                 content, mass, kept, _ = projection.finish(sums)
@@ -70,7 +70,7 @@ def test_a_projection_in_pieces(method: str, max_len: int, k: int, length: int, 
                 )
 
 
-def test_pieces_from_several_processes_add_up() -> None:
+def test_chunks_from_several_processes_add_up() -> None:
     projection = make_projection(23, 5, sharing="kv").double()
     x = torch.randn(2, 1, 23, 3, dtype=torch.float64)
     halves = []
@@ -82,16 +82,16 @@ def test_pieces_from_several_processes_add_up() -> None:
     same(halves[0].content + halves[1].content, projection(x).content)
 
 
-def test_a_module_of_ones_own_cannot_be_given_pieces() -> None:
+def test_a_module_of_ones_own_cannot_be_given_chunks() -> None:
     own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 6), torch.nn.Unflatten(1, (2, 3)))
     projection = make_projection(4, 2, method=own)
     x = torch.randn(1, 1, 4, 3)
-    with pytest.raises(ValueError, match="Custom sees its whole input at once"):
+    with pytest.raises(ValueError, match="Custom needs its whole input at once"):
         projection.add_chunk(projection.begin(x, 4), x, 0)
 
 
 @pytest.mark.parametrize(**covering(method__sharing=PROJECTIONS, rotary=[False, True]))
-def test_keys_and_values_in_pieces(method: str, sharing: str, rotary: bool) -> None:
+def test_keys_and_values_in_chunks(method: str, sharing: str, rotary: bool) -> None:
     maps = [Affine(torch.randn(6, 5).double(), torch.randn(6).double()) for _ in range(2)]
     projection = make_projection(23, 7, heads=3, sharing=sharing, method=method).double()
     x, keep = torch.randn(2, 19, 5, dtype=torch.float64), holes(2, 19)
@@ -101,7 +101,7 @@ def test_keys_and_values_in_pieces(method: str, sharing: str, rotary: bool) -> N
             x, x, *maps, projection, heads=3, keep=keep, rotate=(lambda y: y * angles) if rotary else None
         )
         shortener = MemoryInChunks(*maps, projection, heads=3, length=19, rotary=rotary)
-        for start, stop in pieces_of(19, [5, 3]):
+        for start, stop in chunks_of(19, [5, 3]):
             turn = (lambda y, a=angles[start:stop]: y * a) if rotary else None
             shortener.add(x[:, start:stop], start, keep[:, start:stop], turn)
     for actual, expected in zip(shortener.finish(), whole, strict=True):
@@ -111,7 +111,7 @@ def test_keys_and_values_in_pieces(method: str, sharing: str, rotary: bool) -> N
 
 
 @pytest.mark.parametrize("options", [{}, {"sharing": "kv"}, {"add_bias_kv": True}, {"method": "mean"}])
-def test_the_attention_layer_takes_long_queries_in_pieces(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_attention_layer_takes_long_queries_in_chunks(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linformers.ops.cpu, "ROWS", 1)  # the smallest chunks there are
     layer = make_layer(seq_len=311, **options)
     for batch_first in (True, False):
@@ -143,7 +143,7 @@ def test_rows_are_cut_sooner_without_gradients(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("options", **by_name(STACKS, "encoder, "))
 @pytest.mark.parametrize("n", [N, 13, 1])
-def test_a_stack_in_pieces(options: dict, n: int) -> None:
+def test_a_stack_in_chunks(options: dict, n: int) -> None:
     model = make_stack(options).eval()
     x = torch.randn(3, n, CHANNELS, dtype=torch.float64)
     for mask in (None, holes(3, n)) if n > 1 else (None,):
@@ -201,7 +201,7 @@ def test_the_input_stays_as_it_was() -> None:
     assert torch.equal(x, before)
 
 
-def test_long_inputs_run_in_pieces_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_inputs_run_in_chunks_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linformers.models.chunks, "CHUNK", 64)
     calls = []
     original = linformers.models.stack.run_in_chunks
@@ -285,7 +285,7 @@ def test_bad_input() -> None:
             run()
 
 
-def test_the_size_of_a_piece_keeps_its_activations_in_a_cache() -> None:
+def test_the_size_of_a_chunk_keeps_its_activations_in_a_cache() -> None:
     model = Linformer(4096, 512, 64, nhead=8, dim_ff=2048)
     assert model.parts().chunk_length(1) == linformers.models.chunks.CHUNK // 2048
     assert model.parts().chunk_length(4) == linformers.models.chunks.CHUNK // 2048 // 4

@@ -278,7 +278,7 @@ def test_reorder_moves_whole_rows():
 def test_a_state_without_room_says_so():
     n = 2 * C + 1
     q, k, v = (torch.randn(1, 1, n, WIDTH) for _ in range(3))
-    with pytest.raises(ValueError, match=rf"past position {2 * C}, but this state has room for 2 blocks of {C}"):
+    with pytest.raises(ValueError, match=rf"past position {2 * C}, but this state holds 2 blocks of {C}"):
         decode(make_projection(C, R, sharing="kv"), q, k, v, max_len=2 * C)
 
 

@@ -20,7 +20,7 @@ LENGTH = 11
 
 
 @pytest.fixture(autouse=True)
-def short_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Eleven positions are long."""
     for module in (linformers.nn.core, linformers.ops.cpu):
         monkeypatch.setattr(module, "rows_of_chunk", lambda channels: 2)
@@ -285,7 +285,7 @@ def test_too_long_and_too_many_slots_are_refused() -> None:
         run(layer, torch.randn(1, 14, 6, dtype=torch.float64))
     maps = [nn.Linear(6, 6, dtype=torch.float64) for _ in range(4)]
     for slots in (0, 8):
-        with pytest.raises(ValueError, match=f"asked for {slots} slots"):
+        with pytest.raises(ValueError, match=f"got k={slots} for a projection with 7 slots"):
             attend_long(x, Maps(*maps), layer.projection, heads=2, slots=slots)
 
 

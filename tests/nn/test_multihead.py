@@ -153,7 +153,7 @@ def test_float_mask_that_weighs_is_refused(value, shown):
     mask = torch.zeros(B, S)
     mask[2, 3] = value
     with pytest.raises(
-        ValueError, match=rf"may hold 0 \(use\) and -inf \(ignore\); got {shown}, and a key cannot be weighed"
+        ValueError, match=rf"may hold 0 \(use\) and -inf \(ignore\); got {shown}, but keys cannot be weighted"
     ):
         layer(*make_inputs(layer), key_padding_mask=mask)
 
@@ -249,7 +249,7 @@ def test_nested_tensor_is_a_batch_of_trimmed_rows(method, layout):
         torch.testing.assert_close(found, expected)
         torch.testing.assert_close(weights[i, :, : len(row)], expected_weights)
     assert layer(nested, nested, nested, need_weights=False)[1] is None
-    with pytest.raises(ValueError, match="nested tensors are taken for self-attention only; pad them"):
+    with pytest.raises(ValueError, match="nested tensors are supported for self-attention only; pad them"):
         layer(nested, nested, torch.nested.nested_tensor(rows, layout=layout))
     with pytest.raises(ValueError, match="a nested tensor has no padding; leave key_padding_mask out"):
         layer(nested, nested, nested, key_padding_mask=torch.zeros(3, 11, dtype=torch.bool))

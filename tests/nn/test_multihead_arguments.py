@@ -48,7 +48,7 @@ def test_own_projection_is_owned_as_method_and_lent_as_projection(kind):
     lent = LinearMultiheadAttention(E, H, batch_first=True, dtype=torch.float64, projection=own, **sizes)
     assert any(name.startswith("projection.") for name in owner.state_dict())
     assert set(lent.state_dict()) == set(nn.MultiheadAttention(E, H).state_dict())
-    assert "projection=handed in" in repr(lent)
+    assert "projection=shared" in repr(lent)
     lent.load_state_dict({name: x for name, x in owner.state_dict().items() if name in lent.state_dict()})
     inputs, keep = detached(*make_inputs(owner)), make_keep("empty row")
     expected = owner(*inputs, key_padding_mask=~keep)
@@ -106,7 +106,7 @@ def test_a_default_that_is_said_counts_like_any_other_number(handed):
     for name, default, own in (("seq_len", 512, 13), ("proj_k", 128, 7)):
         signature = inspect.signature(LinearMultiheadAttention).parameters[name]
         assert str(signature).endswith(f" = {default}")
-        with pytest.raises(ValueError, match=rf"{name}={default}, but the projection handed in has {own}"):
+        with pytest.raises(ValueError, match=rf"{name}={default}, but the given projection has {own}"):
             LinearMultiheadAttention(E, 2, **{handed: lent, name: default})
     plain = LinearMultiheadAttention(E, 2)
     with pytest.raises(ValueError, match="seq_len=512, but"):  # what a layer says of itself is a plain number
@@ -116,7 +116,7 @@ def test_a_default_that_is_said_counts_like_any_other_number(handed):
 def test_slots_that_contradict_a_causal_projection_are_an_error():
     lent = make_projection(4, 2)
     assert LinearMultiheadAttention(E, 2, projection=lent, causal=True, seq_len=20, proj_k=10).proj_k == 10
-    with pytest.raises(ValueError, match=r"proj_k=128, but the projection handed in has 10"):
+    with pytest.raises(ValueError, match=r"proj_k=128, but the given projection has 10"):
         LinearMultiheadAttention(E, 2, projection=lent, causal=True, seq_len=20, proj_k=128)
 
 
@@ -135,10 +135,10 @@ def test_slots_that_contradict_a_causal_projection_are_an_error():
         ({"start": "zeros"}, r"'random', 'segments'; got 'zeros'"),
         ({"method": "mean", "start": "zeros"}, r"'random', 'segments'; got 'zeros'"),
         ({"method": torch.zeros(3, 13, 7)}, r"the projection has 3 heads; this layer has num_heads=2"),
-        ({"projection": torch.zeros(13, 5)}, r"proj_k=7, but the projection handed in has 5; leave proj_k out"),
-        ({"projection": torch.zeros(11, 7)}, r"seq_len=13, but the projection handed in has 11; leave seq_len out"),
-        ({"method": torch.zeros(13, 5)}, r"proj_k=7, but the projection handed in has 5; leave proj_k out"),
-        ({"method": torch.zeros(11, 7)}, r"seq_len=13, but the projection handed in has 11; leave seq_len out"),
+        ({"projection": torch.zeros(13, 5)}, r"proj_k=7, but the given projection has 5; leave proj_k out"),
+        ({"projection": torch.zeros(11, 7)}, r"seq_len=13, but the given projection has 11; leave seq_len out"),
+        ({"method": torch.zeros(13, 5)}, r"proj_k=7, but the given projection has 5; leave proj_k out"),
+        ({"method": torch.zeros(11, 7)}, r"seq_len=13, but the given projection has 11; leave seq_len out"),
     ],
 )
 def test_wrong_arguments_are_errors_with_their_numbers(arguments, message):

@@ -22,7 +22,9 @@ def attend(pattern, q, k, v, keep=None, width=8, block=16, m=3, choice=None, rea
         owner = segment_owners(n, slots * width, slots, keep, device)
         opening = Opening(owner, width, m, block if pattern == "window" else 0)
     segments = find_segments(opening.owner, slots, width)
-    return attend_opened(q, k, v, segment_means(k, segments), segment_means(v, segments), opening, choice=choice)
+    means = segment_means(k, segments), segment_means(v, segments)
+    out, _, choice = attend_opened(q, k, v, *means, opening, choice=choice)
+    return out, choice
 
 
 def make(n, h=4, g=2, d=8, b=2, dtype=torch.float64):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from linformers.ops.opened import Opening, attend_opened, attend_opened_with_weights
+from linformers.ops.opened import Opening, attend_opened
 from linformers.ops.seen import block_owners, find_segments, segment_means, segment_owners
 
 PATTERNS = ("all", "causal", "window")
@@ -28,9 +28,8 @@ class Opened(nn.Module):
             opening = Opening(segment_owners(n, LONGEST, K, keep, device), LONGEST // K, M, block)
         segments = find_segments(opening.owner, slots, opening.width)
         means = segment_means(k, segments), segment_means(v, segments)
-        if self.weights:
-            return attend_opened_with_weights(q, k, v, *means, opening)
-        return attend_opened(q, k, v, *means, opening)
+        found = attend_opened(q, k, v, *means, opening, need_weights=self.weights)
+        return tuple(x for x in found if x is not None)
 
 
 def make(n=23, dtype=torch.float32, device="cpu"):

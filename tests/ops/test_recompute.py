@@ -21,7 +21,7 @@ RECOMPUTED = {
 
 
 @pytest.fixture(autouse=True)
-def smallest_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def smallest_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linformers.ops.cpu, "ROWS", 1)
     monkeypatch.setattr(linformers.ops.cpu, "FEWEST", 64)
 
@@ -67,7 +67,7 @@ def test_gradients_belong_to_the_dropout_of_the_forward_pass(options: dict) -> N
     torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-5, atol=1e-5)
 
 
-def test_pieces_to_recompute_and_of_what_is_random() -> None:
+def test_chunks_to_recompute_and_of_what_is_random() -> None:
     sizes: list[int] = []
 
     def square(x: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def test_a_very_long_input_is_cut_with_gradients_too() -> None:
 
 
 @pytest.mark.parametrize("sharing", ["none", "kv"])
-def test_gradients_of_the_attention_layer_in_pieces(sharing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_of_the_attention_layer_in_chunks(sharing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(3)
     layer = LinearMultiheadAttention(6, 2, seq_len=600, proj_k=11, param_sharing=sharing, batch_first=True).double()
     x = torch.randn(2, 600, 6, dtype=torch.float64, requires_grad=True)

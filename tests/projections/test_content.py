@@ -194,9 +194,9 @@ def test_resampling_changes_the_slots_and_keeps_the_length_open():
 
 
 def test_errors_say_what_to_do():
-    with pytest.raises(ValueError, match=r"say how many, with channels="):
+    with pytest.raises(ValueError, match=r"needs channels, the number of channels of the input"):
         make_projection(None, K, method="content")
-    with pytest.raises(ValueError, match=r"method='mean' needs a longest input; say it, or use method='content'"):
+    with pytest.raises(ValueError, match=r"method='mean' needs a maximum length; give one, or use method='content'"):
         make_projection(None, K, method="mean")
     with pytest.raises(ValueError, match=r"input_size=None, for inputs of any length, needs"):
         Linformer(input_size=None, channels=8, dim_k=K)

@@ -135,7 +135,7 @@ def test_fewer_segments_of_a_convolution_stretch_its_kernel():
 def test_slots_that_do_not_exist_are_an_error(method):
     projection = make_projection(13, 7, method=method)
     for k in (0, 8, -1):
-        with pytest.raises(ValueError, match=rf"asked for {k} slots of a projection with 7; ask for 1 to 7"):
+        with pytest.raises(ValueError, match=rf"got k={k} for a projection with 7 slots; give 1 to 7"):
             projection(torch.zeros(1, 1, 13, 2), k=k)
 
 
@@ -278,7 +278,7 @@ def test_means_of_long_segments_in_half_precision(dtype, k, masked):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("method", METHODS)
-def test_many_pieces_in_half_precision_add_up_like_the_whole(method, dtype):
+def test_many_chunks_in_half_precision_add_up_like_the_whole(method, dtype):
     n, k = 4099, 3
     projection = make_projection(n, k, sharing="kv", method=method).to(dtype)
     x = torch.randn(1, 1, n, 5).to(dtype)

@@ -119,18 +119,16 @@ def test_resample_finds_every_projection_of_a_model():
         resample(nn.Linear(2, 3), k=5)
     projection = make_projection(13, 7)
     lent = LinearMultiheadAttention(E, 2, projection=projection)
-    with pytest.raises(ValueError, match="this layer was handed its projection; resample the module that owns it"):
+    with pytest.raises(ValueError, match="this layer does not own its projection; resample the module that does"):
         resample(lent, k=5)
     resample(projection, k=5)
     assert lent.proj_k == 5
 
 
 def test_what_cannot_be_resampled_says_so():
-    with pytest.raises(ValueError, match="a matrix of your own cannot be resampled here; pass one of the new size"):
+    with pytest.raises(ValueError, match="a user-defined matrix cannot be resampled; pass one of the new size"):
         resample(make_layer(torch.zeros(13, 7)), k=5)
-    with pytest.raises(
-        ValueError, match="a projection module of your own cannot be resampled here; build it for the new"
-    ):
+    with pytest.raises(ValueError, match="a user-defined projection module cannot be resampled; build it for the new"):
         resample(make_layer(nn.Identity(), proj_k=13), k=5)
 
 

@@ -272,7 +272,7 @@ def test_an_attention_of_the_hub_is_not_fetched(runs, damage):
     for value in ("someone/kernel", {"": "someone/kernel"}):
         code, said = damage("clm", "final/config.json", changed(text, ("attn_implementation",), value), *SHOW)
         assert code == 1
-        assert "the name of an attention that is installed" in said
+        assert "the name of an installed attention function" in said
 
 
 def test_files_of_tokens_are_what_prepared_json_says(runs, tmp_path):
@@ -290,7 +290,7 @@ def test_files_of_tokens_are_what_prepared_json_says(runs, tmp_path):
         ("train.ends.npy", np.append(ends[:-1], ends[-1] + 1), "it ends at token"),
         ("train.ends.npy", ends.astype(np.float64), "numbers of type float64"),
         ("train.ends.npy", ends[:, None], "expected int64 along one axis"),
-        ("train.ends.npy", ends[:-1], "is about .* documents"),
+        ("train.ends.npy", ends[:-1], "has entries for .* documents"),
         ("train.labels.npy", labels + 1, "numbers from 1 to 2, and must have those from 0 to 1"),
         ("train.labels.npy", labels - 1, "numbers from -1 to 0, and must have those from 0 to 1"),
         ("train.labels.npy", labels.astype(object), "not a file of numbers|numbers of type object"),

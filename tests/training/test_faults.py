@@ -72,7 +72,7 @@ def test_two_processes_in_one_directory(data, tmp_path):
         try:
             assert first.stdout.readline() == b"mine\n"
             with pytest.raises(
-                ValueError, match=r"another process is working in .*run; wait until it ends, or name another"
+                ValueError, match=r"another process is working in .*run; wait until it ends, or choose another"
             ):
                 run("mlm", data["mlm"], out)
             assert not list(out.iterdir())
@@ -83,7 +83,7 @@ def test_two_processes_in_one_directory(data, tmp_path):
 
 
 def test_a_directory_that_cannot_be_written(data):
-    with pytest.raises(OSError, match=r"cannot write to /proc/linformers.*name another directory with --out"):
+    with pytest.raises(OSError, match=r"cannot write to /proc/linformers.*choose another directory with --out"):
         run("mlm", data["mlm"], "/proc/linformers/run")
 
 
@@ -135,7 +135,7 @@ def test_the_wrong_kind_of_data(data, tmp_path):
 def test_options_for_text_with_prepared_data(data, tmp_path, changes):
     option = "--" + next(iter(changes)).replace("_", "-")
     with pytest.raises(
-        ValueError, match=rf"{option} is for text, and .* is prepared already; leave it out, or prepare"
+        ValueError, match=rf"{option} applies to raw text, but .* is already prepared; leave it out, or prepare"
     ):
         run("mlm", data["mlm"], tmp_path / "run", **changes)
     assert not (tmp_path / "run" / "config.json").exists()

@@ -176,14 +176,14 @@ def test_a_folder_called_data_is_not_taken_for_the_data_of_a_run(data, text_file
     out = tmp_path / "run"
     shutil.copytree(data["mlm"], out / DATA)
     with pytest.raises(
-        ValueError, match=r"holds no run \(it has data\); name another .*, or use it with --data .*data"
+        ValueError, match=r"holds no run \(it has data\); choose another .*, or use it with --data .*data"
     ):
         train(Settings(**SMALL), out, progress=False)
     run("mlm", out / DATA, out, max_steps=1)
     texts = tmp_path / "texts"
     (texts / DATA).mkdir(parents=True)
     shutil.copy(text_file, texts / DATA)
-    with pytest.raises(ValueError, match=r"data is where the run keeps its prepared text; name another"):
+    with pytest.raises(ValueError, match=r"data is where the run keeps its prepared text; choose another"):
         run("mlm", texts / DATA, texts)
     assert [path.name for path in texts.rglob("*")] == [DATA, text_file.name]
 

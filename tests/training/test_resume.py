@@ -27,7 +27,7 @@ def without_times(lines):
 def test_a_crash_changes_nothing(task, accumulation, data, tmp_path):
     options = {"accumulation": accumulation, "log_steps": 2}
     run(task, data[task], tmp_path / "whole", **options)
-    with crash_at(4):  # between the checkpoints of steps 3 and 6, behind a look at the validation part
+    with crash_at(4):  # between the checkpoints of steps 3 and 6, after an evaluation on the validation part
         run(task, data[task], tmp_path / "stopped", **options)
     assert [step for step, _ in checkpoints(tmp_path / "stopped")] == [3]
     results = run(task, data[task], tmp_path / "stopped", **options)

@@ -154,7 +154,7 @@ def test_classes_are_named(trained):
 
 
 def test_wrong_uses(trained):
-    with pytest.raises(ValueError, match="asked_only needs labels"):
+    with pytest.raises(ValueError, match="asked_only=True needs labels"):
         trained["mlm"].model(torch.ones(1, 3, dtype=torch.long), asked_only=True)
     with pytest.raises(
         ValueError, match=r"generate needs a run of the task clm or seq2seq, and .* was trained for mlm"

@@ -1,4 +1,4 @@
-"""The command line: one file a command; heavy imports happen inside the command that needs them."""
+"""The command line: one file for each command; heavy imports happen inside the command that needs them."""
 
 import sys
 from pathlib import Path

@@ -44,8 +44,8 @@ def compare(
     its name says: full, none, k=32, sharing=kv, method=mean, n=512, or several with commas: full,n=512. With another n the batch
     changes, so that every update reads as many tokens.
 
-    Every cell (a contender with a seed) is a run of its own under OUT/cells. The same command goes on where it was interrupted, and can
-    add contenders and seeds. Written are comparison.json, table.md and figures: perplexity and accuracy against updates for k and for
+    Every cell (a contender with a seed) is a run of its own under OUT/cells. The same command continues an interrupted comparison, and can
+    add contenders and seeds. It writes comparison.json, table.md and figures: perplexity and accuracy against updates for k and for
     sharing, as in seq2seq experiments with Linformer, and for n at fixed k, as in Fig. 3 of the paper.
 
     Example: linformers compare --quick --out runs/quick
@@ -71,9 +71,9 @@ def compare(
         Give every cell this many seconds of training instead of --max-steps updates: the updates that fit are measured first, and kept
         when the comparison goes on later.
     dry_run
-        Only show what would be run, and how long it may take.
+        Only show what would run, and how long it may take.
     quick
-        A tiny model and few updates: ends within a few minutes; its scores mean little.
+        A tiny model and few updates: ends within a few minutes; the scores are not meaningful.
     """
     from linformers.experiments import comparison
     from linformers.experiments.budget import with_updates
@@ -118,7 +118,9 @@ def compare(
                 problems = run_cells(cells, out, begin=watcher.begin, watch=watcher.watch, done=watcher.done)
     except KeyboardInterrupt:
         finished = sum(cell.finished(out) for cell in cells)
-        raise Interrupted(f"interrupted, {finished} of {len(cells)} cells are done; the same command goes on") from None
+        raise Interrupted(
+            f"interrupted, {finished} of {len(cells)} cells are done; the same command continues"
+        ) from None
     result = comparison.summarise(out)
     written = comparison.write(out, result)
     show(result, console)
@@ -208,7 +210,7 @@ def overview(cells: "Sequence[Cell]", clock: "Clock", out: Path) -> Table:
 
 
 def show(result: dict[str, Any], console: Console) -> None:
-    """Print the table of a comparison: in one piece where there is room, otherwise quality and cost below each other."""
+    """Print the table of a comparison: as one table if the terminal is wide enough, otherwise quality and cost separately."""
     from linformers.experiments.comparison import COST_HEADS, about_seeds, table
 
     heads, rows = table(result)

@@ -18,8 +18,8 @@ def option_name(name: str) -> str:
 class Options:
     """The options of a file, for the command that is run.
 
-    Keys are names of options. They stand at the top, for any command, or in a table with the name of one, which counts more; what
-    is typed counts most. A key that is no option of the command is an error, and so is a table that is no command.
+    Keys are names of options: at the top level for any command, or in a table with the name of a command, which takes precedence; options
+    on the command line take precedence over both. A key that is no option of the command is an error, and so is a table that is no command.
 
     Args:
         app: all commands.

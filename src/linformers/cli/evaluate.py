@@ -18,7 +18,7 @@ def evaluate(
     samples: Annotated[int, Parameter(negative="")] = 3,
     quick: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Perplexity and accuracy of a run, beside those of the frequencies alone; for classify a report by class.
+    """Perplexity and accuracy of a run, and of a baseline that predicts token frequencies; for classify also a report by class.
 
     Writes results.json (results-PART.json for another part) into the run.
 

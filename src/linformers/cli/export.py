@@ -18,9 +18,9 @@ def export(
 ) -> None:
     """Write a saved model as one file, with dynamic batch and length, and check it against the model.
 
-    The directory is a run, whose `final` is taken, or what `save_pretrained` wrote, for a Linformer or a linearised model. Exported is the whole
-    forward pass, in float32: causal models have no decoding state there. The file is read back and compared at several lengths and batch
-    sizes, with and without padding; it appears under its name only if it gives what the model gives.
+    The directory is a run, whose `final` is exported, or one that `save_pretrained` wrote, of a Linformer or a linearised model. The whole forward
+    pass is exported, in float32; exported causal models have no decoding state. The file is read back and compared at several lengths and batch
+    sizes, with and without padding; it gets its name only if its outputs equal those of the model.
 
     Example: linformers export runs/my-run --format onnx
 
@@ -33,9 +33,9 @@ def export(
     format
         ONNX, or a program of torch.export (.pt2).
     out
-        The file; model.onnx or model.pt2 beside the weights if left out.
+        The file; by default model.onnx or model.pt2 beside the weights.
     force
-        Write over a file that is there.
+        Overwrite an existing file.
     tolerance
         The largest difference allowed, as a share of the largest output.
     external_data
@@ -47,7 +47,7 @@ def export(
 
     path = model_directory(directory) / f"model{SUFFIXES[format]}" if out is None else out
     if path.exists() and not force:
-        raise ValueError(f"{path} is there already; name another file with --out, or write over it with --force")
+        raise ValueError(f"{path} already exists; choose another file with --out, or overwrite it with --force")
     model = load(directory)
     result = write(
         model,

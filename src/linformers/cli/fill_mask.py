@@ -16,7 +16,7 @@ def fill_mask(
     top: Annotated[int, Parameter(negative="")] = 5,
     json: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Guess what stands for each `<mask>`, with a run of the task mlm.
+    """Predict the token at each `<mask>`, with a run of the task mlm.
 
     Texts are arguments, lines of a file, or lines of standard input.
 
@@ -33,7 +33,7 @@ def fill_mask(
     file
         A file with one on each line.
     top
-        How many guesses.
+        How many predictions for each mask.
     json
         Print one JSON object for each text.
     """

@@ -26,8 +26,8 @@ def generate(
 ) -> None:
     """Continue prompts with a run of the task clm, or transform source texts with one of seq2seq.
 
-    Text appears as it comes. Prompts are arguments, lines of a file, or lines of standard input. A clm run samples, because the likeliest
-    token each time soon repeats itself; the same --seed gives the same text. A seq2seq run, and --beams, take the likeliest.
+    Text is printed as it is generated. Prompts are arguments, lines of a file, or lines of standard input. A clm run samples, because greedy
+    decoding soon repeats itself; the same --seed gives the same text. A seq2seq run, and --beams, take the likeliest.
 
     Example: linformers generate run "The for statement" --temperature 0.7 --seed 3
 
@@ -48,15 +48,15 @@ def generate(
     greedy
         Take the likeliest token each time, the same as --temperature 0.
     temperature
-        0 takes the likeliest token each time; more is bolder. By default 0.8 for clm, and 0 for seq2seq and with --beams.
+        0 takes the likeliest token each time; higher values sample from a flatter distribution. By default 0.8 for clm, and 0 for seq2seq and with --beams.
     top_k
         Sample from this many of the likeliest tokens; by default from all.
     top_p
-        Choose among the likeliest tokens that have this probability together; by default 0.95 for clm, unless --top-k is given.
+        Sample from the likeliest tokens whose probabilities add up to this; by default 0.95 for clm, unless --top-k is given.
     beams
         The number of beams of beam search.
     seed
-        Of the choice.
+        Random seed of sampling.
     """
     from linformers.cli.texts import read_texts
     from linformers.training import generate as say
@@ -65,10 +65,10 @@ def generate(
 
     sampling = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
     if greedy and (other := next((name for name, value in sampling.items() if value), None)):
-        raise ValueError(f"--greedy takes the likeliest token; leave {option(other)} out")
+        raise ValueError(f"--greedy always takes the likeliest token; leave {option(other)} out")
     if greedy:
         temperature = 0.0
-    with spoken(NAMES):  # before the run is opened; what depends on its task follows
+    with spoken(NAMES):  # checked before the run is opened; checks that depend on its task follow
         check_choice(max_new_tokens, SAMPLING if temperature is None else temperature, top_k, top_p, beams)
     opened = load_run(run)
     given = read_texts(prompts, file)

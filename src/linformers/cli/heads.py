@@ -22,8 +22,8 @@ def heads(
 ) -> None:
     """Draw the attention weights of all heads and layers of a run for one text, and what each slot gathers.
 
-    Slots that a query opened are blue. With content slots there is a second picture, of how many tokens each slot holds and which tokens chose
-    it; of a causal model, of what its last position sees.
+    Slots that a query opened are blue. With content slots there is a second figure, with the number of tokens that each slot holds and which tokens chose
+    it; for a causal model, as its last position sees them.
 
     Example: linformers heads runs/mlm
 

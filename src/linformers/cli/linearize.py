@@ -40,7 +40,7 @@ def linearize(
 ) -> None:
     """Replace the full self-attention of a saved model by attention to k slots, and save the result.
 
-    The directory is what `save_pretrained` writes, for BERT, RoBERTa, DistilBERT, ELECTRA, ViT or ModernBERT; the tokeniser comes along.
+    The directory is what `save_pretrained` writes, for BERT, RoBERTa, DistilBERT, ELECTRA, ViT or ModernBERT; the tokeniser is copied.
     The result loads with an Auto class after `import linformers.linearize`.
 
     Example: linformers linearize my-bert --k 64 --max-len 512 --out my-linear-bert
@@ -65,21 +65,21 @@ def linearize(
         Keep the learned positions, which bound max_len; or stretch them over longer inputs by interpolation. Inputs of every length then
         change: distil or fine-tune the model afterwards.
     method
-        Segment means; segment means with a correction to be trained; or "content", slots that tokens choose by what they are, at random
+        Segment means; segment means with a correction to be trained; or "content", slots that tokens choose by their features, at random
         until they are trained.
     sharing
-        Which projections to be trained are one: "none", each head has its own; "headwise"; "kv", also for keys and values.
+        Which trained projections are shared: "none", each head has its own; "headwise"; "kv", also for keys and values.
     local_window
         Also see the exact keys of the own and the neighbouring blocks of this many positions.
     open_slots
-        Each query sees the exact keys of this many of its best slots, instead of their means; with segment means. It needs no training. 8, with
-        k a quarter of max_len, is a good start.
+        Each query sees the exact keys of this many of its best slots, instead of their means; with segment means. It needs no training. Start with 8, and
+        k a quarter of max_len.
     layers
         Replace only these, counted from 0.
     calibration
         A text file, for k from the spectrum and for the fit.
     samples
-        How many pieces of max_len tokens to take of it.
+        How many passages of max_len tokens to take from it.
     batch_size
         How many of them to run at once.
     share
@@ -151,7 +151,7 @@ def check_open_slots(open_slots: int, method: str) -> None:
     not_negative(**{"--open-slots": open_slots})
     if open_slots and method != "mean":
         raise ValueError(
-            f"--open-slots {open_slots} opens means of tokens, and --method {method} makes other slots; "
+            f"--open-slots {open_slots} needs slots that are means of tokens, and those of --method {method} are not; "
             "give --method mean, or leave --open-slots out"
         )
 

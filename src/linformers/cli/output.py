@@ -16,10 +16,10 @@ def check_new(out: Path) -> None:
         OSError: if the directory that it would be in cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ValueError(f"{out} is {'not empty' if out.is_dir() else 'a file'}; name a new directory with --out")
+        raise ValueError(f"{out} is {'not empty' if out.is_dir() else 'a file'}; choose a new directory with --out")
     nearest = next(parent for parent in out.absolute().parents if parent.exists())
     if not (nearest.is_dir() and os.access(nearest, os.W_OK)):
-        raise OSError(f"cannot write to {out}: {nearest} cannot be written; name another directory with --out")
+        raise OSError(f"cannot write to {out}: {nearest} cannot be written; choose another directory with --out")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ def plot(
     out: Path | None = None,
     names: Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)] = None,
 ) -> None:
-    """Draw figures from what was saved, without running anything.
+    """Draw figures from saved results, without running anything.
 
     Runs given together become one figure: perplexity and accuracy on held-out data against updates, and the same against time.
 
@@ -29,7 +29,7 @@ def plot(
     out
         Folder for the figures; by default the run or the folder of what is drawn, for several runs `figures`.
     names
-        What to call the runs, in the order in which they are given.
+        Names of the runs in the figures, in the order in which they are given.
     """
     from linformers.experiments import plots
 

@@ -85,11 +85,11 @@ def prepare(
     Parameters
     ----------
     sources
-        Files, folders, and patterns in quotes.
+        Files, folders, and glob patterns in quotes.
     out
         The directory to write; it appears when it is complete.
     kind
-        text; pairs, of a source and a target; or labelled, documents with classes. Other options can say it too.
+        text; pairs, of a source and a target; or labelled, documents with classes. By default inferred from the other options.
     targets
         Files whose lines belong to those of the sources.
     validation
@@ -97,49 +97,49 @@ def prepare(
     test
         Files of the test part, likewise.
     column
-        With the text, of tables and JSON lines; "text" if it is not given.
+        The column with the text, in tables and JSON lines; by default "text".
     label_column
-        With the class; "label" if it is not given. In JSON lines it may be a list of several.
+        The column with the class; by default "label". In JSON lines it may hold a list of several.
     label_separator
         What stands between the classes of a document that can have several, in tables.
     target_column
-        With the target of a pair; "target" if it is not given.
+        The column with the target of a pair; by default "target".
     dataset
         The name of a dataset of the Hugging Face hub; this needs a connection.
     dataset_config
         Which of its configurations.
     dataset_split
-        Which of its splits; it is split again here.
+        Which of its splits; it is then split again into train, validation and test.
     tokenizer
         bpe (of bytes), wordpiece, words (between spaces), bytes, or a directory with a tokeniser. Default bpe; words for ListOps.
     vocab_size
-        The most tokens; 8,192, or 20,000 words, if it is not given.
+        The largest vocabulary; by default 8,192 tokens, or 20,000 words.
     lowercase
         Make everything lower case.
     documents
-        What a document of plain text is: a file, blocks (cut at paragraphs), or lines. auto: files if there are three or more.
+        How plain text is divided into documents: by file, into blocks (cut at paragraphs), or by lines. auto: by file if there are three or more.
     document_size
-        The least characters of a block; it ends at the next paragraph.
+        The fewest characters of such a document; it ends at the next paragraph.
     errors
         What to do about invalid UTF-8: stop, replace it, or ignore it.
     shares
-        Of train, validation and test.
+        Shares of the train, validation and test parts.
     seed
-        Of the split, and of ListOps.
+        Random seed of the split, and of ListOps.
     sample
         The most characters to train the tokeniser on, spread over the training part.
     limit
         Read about this many characters only.
     listops
-        Expressions for train, validation and test; 96,000, 2,000 and 2,000, as published, if it is not given.
+        Expressions for train, validation and test; 96,000, 2,000 and 2,000, as published, by default.
     listops_length
-        Least and most symbols of an expression; 500 and 2,000 if it is not given.
+        The fewest and the most symbols of an expression; by default 500 and 2,000.
     listops_depth
-        How deep expressions are at most; 10 if it is not given.
+        The largest depth of an expression; by default 10.
     listops_args
-        How many arguments an operation has at most; 10 if it is not given.
+        The most arguments of an operation; by default 10.
     overwrite
-        Replace a directory that was made of something else.
+        Replace a directory that was prepared from other sources or with other options.
     quick
         A small trial: about a million characters, or 2,400 short expressions.
     """

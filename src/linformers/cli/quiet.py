@@ -6,7 +6,7 @@ import sys
 import warnings
 from typing import Any
 
-# Read by the packages when they are imported; what the user has set counts more.
+# Read by the packages when they are imported; values set by the user take precedence.
 ENVIRONMENT = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_VERBOSITY": "error",
@@ -20,7 +20,7 @@ LOGGERS = ("torch", "onnxscript", "onnx_ir", "jax", "tensorflow", "matplotlib")
 
 
 def quiet() -> None:
-    """Do so for this whole process; warnings of this package become single lines."""
+    """Silence other packages for the whole process; warnings of this package become single lines."""
     terminal = sys.stdout.isatty() and sys.stderr.isatty()
     if not terminal:
         for name, value in ENVIRONMENT.items():

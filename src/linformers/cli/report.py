@@ -6,9 +6,9 @@ from rich.console import Console
 
 
 def report(*runs: Path, out: Path | None = None, models: bool = True) -> None:
-    """Write one page about runs and comparisons: configuration, curves, tables, samples, heads and spectrum.
+    """Write an HTML report of runs and comparisons: configuration, curves, tables, samples, heads and spectrum.
 
-    The page is one file that needs no network, with its figures inside, for light and dark screens, large and small ones.
+    The report is one self-contained file, figures included; it needs no network.
 
     Example: linformers report runs/mlm
 
@@ -19,7 +19,7 @@ def report(*runs: Path, out: Path | None = None, models: bool = True) -> None:
     runs
         Runs of `linformers train`, finished or not, and directories of `linformers compare`.
     out
-        The file; by default report.html in the run, or here for several.
+        The file; by default report.html in the run, or in the current directory for several.
     models
         Also load the models of the runs, for their heads and, with full attention, the spectrum.
     """

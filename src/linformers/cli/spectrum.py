@@ -25,7 +25,7 @@ def spectrum(
 ) -> None:
     """Show the singular values of the attention matrices of a model, on real text, and suggest k for every layer.
 
-    The curves are those of the paper's Fig. 1: how much of the sum of its singular values the largest k of a matrix have. Written are
+    The curves are those of the paper's Fig. 1: the share that the k largest singular values of a matrix have of the sum of all. It writes
     spectrum.json and spectrum.png.
 
     Example: linformers spectrum runs/full
@@ -37,11 +37,11 @@ def spectrum(
     model
         A run of `linformers train`, or a directory that `save_pretrained` wrote, with an encoder and its tokeniser.
     text
-        The text to look at; Python's own documentation if it is not given.
+        A text file; by default Python's own documentation.
     length
         Tokens of an input; by default as many as the model takes, up to 512.
     samples
-        Over how many inputs to average.
+        How many inputs to average over.
     share
         The share of the singular values that the suggested k keeps.
     index
@@ -54,7 +54,7 @@ def spectrum(
     from linformers.experiments import bench_results
     from linformers.experiments import spectrum as experiment
     from linformers.experiments.figures import save
-    from linformers.experiments.texts import pieces
+    from linformers.experiments.texts import passages
 
     at_least_one(**{"--length": length, "--samples": samples, "--index": index})
     if not 0 < share <= 1:
@@ -63,7 +63,7 @@ def spectrum(
     subject = experiment.load(model)
     length = min(subject.longest, 128 if quick else subject.longest) if length is None else length
     samples = min(samples, 4) if quick else samples
-    batches = pieces(text, subject.tokenizer, length, samples)
+    batches = passages(text, subject.tokenizer, length, samples)
     count = sum(len(batch["input_ids"]) for batch in batches)
     with bench_results.progress(count) as (say, advance):
         say(f"inputs of {length} tokens")

@@ -20,9 +20,9 @@ def train(
     resume: bool = True,
     quick: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Train a model on text, test it on text that it has not seen, and leave everything in one directory.
+    """Train a model on text, test it on held-out text, and save everything in one directory.
 
-    If the directory holds a run, that run goes on from its last checkpoint: the same command, or `--out` alone.
+    If the directory holds a run, that run is resumed from its last checkpoint: with the same command, or with `--out` alone.
     Several processes: `torchrun --nproc-per-node 2 -m linformers train ...`.
 
     Example: linformers train --out run
@@ -44,9 +44,9 @@ def train(
     settings
         What to train, on what, and how.
     resume
-        Go on with the run in --out; --no-resume begins again, and removes it.
+        Resume the run in --out; --no-resume removes it and starts again.
     quick
-        A few updates of a tiny model, to see that everything works.
+        A few updates of a tiny model, to check that everything works.
     """
     import dataclasses
 

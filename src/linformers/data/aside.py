@@ -26,12 +26,12 @@ def reuse(out: Path, mark: str, overwrite: bool) -> Prepared | None:
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return None
     if not (out / ABOUT).is_file():
-        raise ValueError(f"{out} is there and holds something else; name another directory")
+        raise ValueError(f"{out} exists and is not a prepared directory; choose another one")
     if overwrite:
         return None
     if read_about(out).get("fingerprint") != mark:
         raise ValueError(
-            f"{out} was made of other sources or with other options; name another directory, or replace it with --overwrite"
+            f"{out} was prepared from other sources or with other options; choose another directory, or replace it with --overwrite"
         )
     return load(out)
 
@@ -55,7 +55,7 @@ def aside(out: Path, mark: str, overwrite: bool) -> Iterator[Path]:
                 replace_directory(folder, out, old=folder.with_name(folder.name + OLD))
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OSError(f"no room on the disk to write {out}; nothing was kept") from error
+                raise OSError(f"no space left on the disk for {out}; nothing was written") from error
             raise
 
 

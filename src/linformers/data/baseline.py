@@ -25,7 +25,7 @@ def frequency_baseline(examples: Examples) -> dict[str, float]:
     asked = asked_counts(examples, len(known))
     total = int(asked.sum())
     if not total:
-        raise ValueError(f"the {examples.part} part of {examples.prepared.directory} asks for nothing")
+        raise ValueError(f"the {examples.part} part of {examples.prepared.directory} has no labels")
     loss = float(-(asked * np.log(known / known.sum())).sum() / total)
     return {
         "loss": loss,
@@ -63,7 +63,7 @@ def token_counts(documents: Documents, size: int) -> Counts:
         found = np.bincount(documents.tokens[begin : begin + BLOCK], minlength=size)
         if len(found) > size:
             raise ValueError(
-                f"there is a token {len(found) - 1}, and the vocabulary has {size}; prepare the data again"
+                f"found token {len(found) - 1}, but the vocabulary has {size} tokens; prepare the data again"
             )
         counts += found
     return counts

@@ -110,10 +110,10 @@ def prepare(
     )
     if given:
         if sources is None or targets:
-            raise ValueError("validation and test files go with sources; for pairs, with a table and target_column")
+            raise ValueError("validation and test files need sources; for pairs, a table and target_column")
         corpus = with_parts(corpus, {part: files(names, kind, layout) for part, names in given.items()})
     if corpus.has_parts and limit is not None:
-        raise ValueError("limit is not for ListOps; ask for fewer expressions")
+        raise ValueError("limit does not apply to ListOps; give fewer expressions")
     method = tokenizer or ("words" if corpus.identity["source"] == "listops" else "bpe")
     check_tokenizer(method, vocab_size, lowercase)
     options = {
@@ -177,9 +177,9 @@ def choose_kind(
         kind = "pairs" if paired else "labelled" if labelled else "text"
     one_of("kind", kind, KINDS)
     if paired and kind != "pairs":
-        raise ValueError(f"{paired} is for pairs, and the kind is {kind!r}; leave one of them out")
+        raise ValueError(f"{paired} applies to pairs, but the kind is {kind!r}; leave one of them out")
     if labelled and kind != "labelled":
-        raise ValueError(f"{labelled} is for labelled documents, and the kind is {kind!r}; leave one of them out")
+        raise ValueError(f"{labelled} applies to labelled documents, but the kind is {kind!r}; leave one of them out")
     return kind
 
 
@@ -202,7 +202,9 @@ def choose_corpus(
         raise ValueError(f"got {' and '.join(given)}; give only one of them")
     if dataset:
         if targets:
-            raise ValueError("targets are files, and the source is a dataset; name its column with target_column")
+            raise ValueError(
+                "targets must be files, but the source is a dataset; give the name of its column as target_column"
+            )
         return hub(*dataset, kind, layout)
     if sources is not None:
         if not sources:
@@ -222,7 +224,7 @@ def check_tokenizer(method: str, vocab_size: int | None, lowercase: bool) -> Non
         return
     load_tokenizer(Path(method))
     if vocab_size is not None or lowercase:
-        raise ValueError(f"the tokeniser of {method} is taken as it is; leave vocab_size and lowercase out")
+        raise ValueError(f"vocab_size and lowercase do not apply to the existing tokeniser of {method}; leave them out")
 
 
 def make_tokenizer(method: str, texts: Iterable[str], vocab_size: int | None, lowercase: bool, notes: list[str]) -> Any:
@@ -234,7 +236,7 @@ def make_tokenizer(method: str, texts: Iterable[str], vocab_size: int | None, lo
         if tokenizer.eos_token is None:
             raise ValueError(f"the tokeniser of {method} has neither a padding nor an end token; add one")
         tokenizer.pad_token = tokenizer.eos_token
-        notes.append(f"the tokeniser has no padding token; {tokenizer.eos_token} takes its place")
+        notes.append(f"the tokeniser has no padding token; {tokenizer.eos_token} is used instead")
     return tokenizer
 
 

@@ -32,11 +32,12 @@ Example = dict[str, Any]
 class Examples(torch.utils.data.Dataset[Example]):
     """One part of a prepared directory, as examples of a task.
 
-    ``"mlm"``: pieces of documents, some tokens hidden. ``"clm"``: documents joined by the end token and packed into blocks.
-    ``"seq2seq"``: pairs, or pieces of documents with spans taken out. ``"classify"``: documents and their classes.
+    ``"mlm"``: passages of documents, some tokens hidden. ``"clm"``: documents joined by the end token and packed to full length.
+    ``"seq2seq"``: pairs, or passages of documents with spans taken out. ``"classify"``: documents and their classes.
 
     An example has ``input_ids`` and ``labels``; arrays of numbers, but for ``"classify"`` one number. Labels are -100 where nothing is
-    asked (for documents that can have several classes, an array of 0 and 1); those of ``"clm"`` are the input itself, which the model moves. Those of ``"seq2seq"`` are the target and the end token.
+    asked (for documents that can have several classes, an array of 0 and 1); those of ``"clm"`` are the input itself, which the model
+    shifts. Those of ``"seq2seq"`` are the target and the end token.
 
     Args:
         prepared: the data.
@@ -97,13 +98,13 @@ class Examples(torch.utils.data.Dataset[Example]):
             case "clm":
                 self._pack()
             case "mlm":
-                self._pieces(room)
+                self._passages(room)
             case "classify":
                 self._whole(room)
                 self.classes = prepared.classes(part)
             case "seq2seq" if self._denoise:
                 # The whole text and the end token must fit into the target.
-                self._pieces(min(room, self.target_length - 1) if noise == "infill" else room)
+                self._passages(min(room, self.target_length - 1) if noise == "infill" else room)
             case "seq2seq":
                 self._whole(room)
                 self.targets = prepared.targets(part)
@@ -142,10 +143,10 @@ class Examples(torch.utils.data.Dataset[Example]):
         index = int(index) % count
         match self.task:
             case "clm":
-                ids = self._block(index)
+                ids = self._packed(index)
                 return {"input_ids": ids, "labels": ids}
             case "classify":
-                ids = self._piece(index)
+                ids = self._passage(index)
                 if self.token_dropout:
                     ids = hide_tokens(ids, self._random(index), self.special.hidden, self.token_dropout)
                 number = int(self.classes[index])
@@ -154,7 +155,7 @@ class Examples(torch.utils.data.Dataset[Example]):
                 return {"input_ids": self._wrap(ids), "labels": label}
             case "mlm":
                 read, labels = mask_tokens(
-                    self._piece(index), self._random(index), self.special.vocabulary, self.mask_share
+                    self._passage(index), self._random(index), self.special.vocabulary, self.mask_share
                 )
                 return {"input_ids": self._wrap(read), "labels": self._wrap(labels, ignore=True)}
             case "seq2seq":
@@ -172,8 +173,8 @@ class Examples(torch.utils.data.Dataset[Example]):
             before, after = np.full_like(before, IGNORED), np.full_like(after, IGNORED)
         return np.concatenate([before, ids, after])
 
-    def _pieces(self, room: int) -> None:
-        """Cut documents into pieces of at most ``room`` tokens."""
+    def _passages(self, room: int) -> None:
+        """Cut documents into passages of at most ``room`` tokens."""
         lengths = self.documents.lengths
         counts = -(-lengths // room)
         document = np.repeat(np.arange(len(lengths)), counts)
@@ -194,11 +195,11 @@ class Examples(torch.utils.data.Dataset[Example]):
     def _measure(self) -> None:
         self.lengths: NDArray[np.int64] = self._ends - self._begins + len(self.special.before) + len(self.special.after)
 
-    def _piece(self, index: int) -> Ids:
+    def _passage(self, index: int) -> Ids:
         return self.documents.tokens[self._begins[index] : self._ends[index]].astype(np.int64)
 
     def _pack(self) -> None:
-        """Join the documents, each with an end token, and cut that into blocks."""
+        """Join the documents, each with an end token, and cut the result into inputs of full length."""
         self.special.need_end()
         ends = np.asarray(self.documents.ends)
         self._joined = ends + np.arange(1, len(ends) + 1)  # the end of each document, with its end token
@@ -207,7 +208,7 @@ class Examples(torch.utils.data.Dataset[Example]):
         lengths = np.minimum(begins + self.max_length, total) - begins
         self.lengths = lengths[lengths > 1]  # a single token has no next one
 
-    def _block(self, index: int) -> Ids:
+    def _packed(self, index: int) -> Ids:
         begin = index * self.max_length
         end = begin + int(self.lengths[index])
         # Document j's end token is at joined[j] - 1; before position p there are as many as documents that ended.
@@ -216,11 +217,11 @@ class Examples(torch.utils.data.Dataset[Example]):
         return np.insert(tokens, self._joined[low:high] - 1 - np.arange(low, high) - (begin - low), self.special.end)
 
     def _pair(self, index: int) -> tuple[Ids, Ids]:
-        return self._piece(index), self.targets[index].astype(np.int64)
+        return self._passage(index), self.targets[index].astype(np.int64)
 
     def _undo(self, index: int) -> tuple[Ids, Ids]:
         """A text without some spans, and the target that restores them."""
-        ids = self._piece(index)
+        ids = self._passage(index)
         begins, ends = choose_spans(len(ids), self._random(index), self.noise_share, self.span_length)
         mask = self.special.vocabulary.mask
         source = remove_spans(ids, begins, ends, mask)

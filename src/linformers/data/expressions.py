@@ -74,7 +74,7 @@ def listops(
         if barren == 200:
             raise ValueError(
                 f"found only {len(seen)} of {count} different expressions with {min_length} to {max_length} symbols, "
-                f"max_depth={max_depth} and max_args={max_args}; ask for fewer or allow more"
+                f"max_depth={max_depth} and max_args={max_args}; ask for fewer, or allow larger ones"
             )
 
 

@@ -66,7 +66,9 @@ def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[
         identity["targets"] = identities(others)
         size += identity["targets"]["bytes"]
         if len(found) != len(others):
-            raise ValueError(f"got {len(found)} source files and {len(others)} target files; each needs its partner")
+            raise ValueError(
+                f"got {len(found)} source files and {len(others)} target files; each source file needs one target file"
+            )
 
         def records(reading: Reading) -> Iterator[Record]:
             for source, target in zip(found, others, strict=True):
@@ -99,7 +101,7 @@ def choose(
     plain = [one for one in found if one.plain]
     if kind == "pairs" and plain:
         raise ValueError(
-            f"{plain[0].path} is plain text; pairs need its partner with --targets, or a table or JSON lines with --target-column"
+            f"{plain[0].path} is plain text; for pairs, give the file of its targets with --targets, or a table or JSON lines with --target-column"
         )
     if kind == "labelled" and plain:
         without = [str(one.path) for one in plain if one.label is None]
@@ -161,8 +163,8 @@ def whole(one: Found, layout: Layout, reading: Reading) -> Iterator[Record]:
                 yield Record("".join(begin)[:LARGEST], one.label)
                 return
             reading.cut.append(str(one.path))
-            for piece in cut(chain(begin, texts), LARGEST // 4):
-                yield Record(piece)
+            for part in cut(chain(begin, texts), LARGEST // 4):
+                yield Record(part)
             return
     if begin:
         yield Record("".join(begin), one.label)

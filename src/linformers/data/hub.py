@@ -60,7 +60,7 @@ def check_connection(name: str) -> None:
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
-        raise OSError(f"the dataset {name} is on the hub, and HF_HUB_OFFLINE says not to go there; give files instead")
+        raise OSError(f"the dataset {name} is on the hub, which HF_HUB_OFFLINE disables; give files instead")
     if getproxies():  # the proxy resolves names
         return
     host = urlsplit(constants.ENDPOINT).hostname

@@ -69,7 +69,7 @@ class Work:
             if self.corpus.has_parts and sample.characters >= min(size, AT_ONCE):
                 break  # the parts are known, and the sample is complete
         if not documents:
-            raise ValueError(f"{self.corpus.name}: no text in it{self.left_out(reading)}")
+            raise ValueError(f"{self.corpus.name}: it contains no text{self.left_out(reading)}")
         self.notes += filter(None, [self.left_out(reading).removeprefix(": ")])
         if self.corpus.has_parts:
             return [text for _, text in sample.texts]
@@ -134,7 +134,7 @@ class Work:
         if not self.corpus.unchanged():
             raise ValueError(f"{self.corpus.name} changed while it was read; leave the files alone and start again")
         if not counts["train"]["tokens"]:
-            raise ValueError(f"{self.corpus.name}: the tokeniser makes no token of it")
+            raise ValueError(f"{self.corpus.name}: the tokeniser produces no tokens for it")
         return counts
 
     def finish_labels(

@@ -215,4 +215,4 @@ def check_files(directory: Path, stem: str, counts: dict[str, Any], about: dict[
 def check_count(numbers: NDArray[Any], documents: int) -> None:
     """Raise a ValueError if there is not a number for each document."""
     if len(numbers) != documents:
-        raise ValueError(f"it is about {len(numbers)} documents, but {documents} were written")
+        raise ValueError(f"it has entries for {len(numbers)} documents, but {documents} were written")

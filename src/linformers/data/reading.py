@@ -1,4 +1,4 @@
-"""Text of files, in pieces: compressed or not, in UTF-8, with the file and the byte named where it is not."""
+"""Reads the text of files, compressed or not, in parts of bounded size; errors of encoding name the file and the byte."""
 
 import bz2
 import codecs

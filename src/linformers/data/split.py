@@ -14,7 +14,7 @@ def check_shares(shares: Sequence[float], given: Container[Part] = ()) -> tuple[
     """Check the three shares, which sum to 1, and set those of ``given`` parts to 0."""
     if len(shares) != 3 or min(shares) < 0 or shares[0] <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(
-            f"shares are those of train, validation and test: three numbers, the first above 0, with the sum 1; got {tuple(shares)}"
+            f"shares must be three numbers, for train, validation and test, with the first above 0 and a sum of 1; got {tuple(shares)}"
         )
     left = [0.0 if part in given else share for part, share in zip(PARTS, shares, strict=True)]
     return (left[0] / sum(left), left[1] / sum(left), left[2] / sum(left))
@@ -99,7 +99,7 @@ def class_notes(counts: dict[str, list[int]]) -> list[str]:
     notes = []
     if once:
         notes.append(
-            f"only one document has the label {first(once)}: it is in the training part, and held-out data say nothing about it"
+            f"only one document has the label {first(once)}: it is in the training part, and no held-out document tests it"
         )
     if untrained:
         notes.append(f"the training part has no document with the label {first(untrained)}")

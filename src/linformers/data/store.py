@@ -145,8 +145,8 @@ class Numbers:
         with self.path.open("wb") as final, self._raw.open("rb") as raw:
             np.lib.format.write_array_header_1_0(final, header)
             while block := raw.read(1 << 22):
-                piece = np.frombuffer(block, self.dtype)
-                final.write((piece if renumber is None else renumber[piece]).astype(self.dtype).tobytes())
+                values = np.frombuffer(block, self.dtype)
+                final.write((values if renumber is None else renumber[values]).astype(self.dtype).tobytes())
         self._raw.unlink()
 
     def abandon(self) -> None:

@@ -140,7 +140,7 @@ def load_tokenizer(directory: Path) -> Any:
     try:
         tokenizer = pretrained.load_tokenizer(directory)
     except (ValueError, OSError) as error:
-        raise ValueError(f"{directory} has no tokeniser that can be read: {error}") from error
+        raise ValueError(f"{directory} has no readable tokeniser: {error}") from error
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError(f"the tokeniser of {directory} has no tokenizer.json; save it as a fast tokeniser first")
     return tokenizer

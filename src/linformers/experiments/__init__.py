@@ -1,1 +1,1 @@
-"""Measurements and figures: one file an experiment, each a function that the command line calls."""
+"""Measurements and figures: one file for each experiment, with a function that the command line calls."""

@@ -95,7 +95,7 @@ def plot(source: Path, target: Path, x: str = "n", panel: str = "pass", y: str =
     cells = [cell for cell in result["cells"] if figures.is_number(cell.get(y))]
     for cell in cells:
         if not figures.is_number(cell.get(x)) or not isinstance(cell.get(panel), str):
-            raise ValueError(f"{source} has a cell without {x} or {panel}, so that it cannot be drawn")
+            raise ValueError(f"{source} cannot be drawn: it has a cell without {x} or {panel}")
     panels = list(dict.fromkeys(cell[panel] for cell in cells))
     with figures.style():
         figure = Figure(figsize=(6 * max(1, len(panels)), 4.5), layout="constrained")

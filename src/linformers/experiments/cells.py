@@ -1,4 +1,4 @@
-"""Runs the cells of a comparison, each in its own process, so that peak memory is per cell and a crash ends no other cell.
+"""Runs the cells of a comparison, each in its own process, so that peak memory is measured per cell, and a crash does not end the others.
 
 A cell that is finished is not run again; an interrupted one is resumed, because `linformers train` does so.
 """

@@ -60,7 +60,7 @@ class Clock:
         return Range(self.SHARE.least * slow, self.SHARE.most * fast)
 
     def measured(self) -> str:
-        """What the estimate is based on, in words."""
+        """A description of what the estimate is based on."""
         if self.known:
             return f"from {len(self.known)} finished cell{'s' * (len(self.known) > 1)}"
         slow, fast = self.usual()

@@ -62,7 +62,7 @@ def missing() -> list[str]:
 def make_attention(name: str, *, n: int, k: int, d: int, heads: int) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     """One layer of self-attention for ``(b, n, d)``, and the function that runs it.
 
-    Packages without slots get k as what bounds their cost: landmarks, random features or the window.
+    For packages without slots, k is the number of landmarks or random features, or the window.
     """
     if name in (OURS, "torch MHA", *VARIANTS):
         if name != "torch MHA":
@@ -78,7 +78,7 @@ def make_attention(name: str, *, n: int, k: int, d: int, heads: int) -> tuple[nn
 
 
 def _make_other(name: str, *, n: int, k: int, d: int, heads: int) -> nn.Module:
-    width, load = d // heads, importlib.import_module  # by name: none of them need be installed
+    width, load = d // heads, importlib.import_module  # by name: they are optional
     match name:
         case "torch SDPA":
             return SelfAttention(d, heads)
@@ -99,7 +99,7 @@ def _make_other(name: str, *, n: int, k: int, d: int, heads: int) -> nn.Module:
         case "local-attention":
             peer = load("local_attention.transformer")
             return peer.LocalMHA(dim=d, dim_head=width, heads=heads, window_size=k, causal=False)
-    raise ValueError(f"no contender is called {name!r}; there are {', '.join(NAMES)}")
+    raise ValueError(f"unknown contender {name!r}; available are {', '.join(NAMES)}")
 
 
 def attention_step(

@@ -1,6 +1,6 @@
-"""The style of all figures, and learning curves: drawn from saved numbers, without a window.
+"""The style of all figures, and learning curves: drawn from saved numbers, without a display.
 
-The colours can be told apart by colour-blind readers and on light and dark ground; text, axes and references are drawn in one
+The colours can be told apart by colour-blind readers and on light and dark backgrounds; text, axes and references are drawn in one
 ink, which takes the colour of the surrounding text where a figure stands in a page. Names come from users: what is drawn inside
 :func:`style` is never read as a formula, and :func:`plain` makes any text drawable.
 """
@@ -57,7 +57,7 @@ class Point(NamedTuple):
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Draw everything inside in the look of this project."""
+    """Apply the figure style of this project to everything drawn inside."""
     import matplotlib
     from cycler import cycler
 
@@ -109,7 +109,7 @@ def save(figure: "Figure", path: Path) -> Path:
 
 
 def svg(figure: "Figure", name: str, caption: str = "") -> str:
-    """A figure as an ``<svg>`` element for a page: no ground, ink in the page's text colour, ids that begin with ``name``.
+    """A figure as an ``<svg>`` element for a page: transparent, ink in the page's text colour, ids that begin with ``name``.
 
     The caption is its text alternative.
     """

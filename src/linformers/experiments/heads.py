@@ -1,4 +1,4 @@
-"""What the heads of a run attend to, and what its slots hold: pictures for one text, and the numbers in short.
+"""What the heads of a run attend to, and what its slots hold, for one text: figures and a summary in numbers.
 
 Axes: b batch, h heads, g heads that differ, n positions, k slots, m slots or keys.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LONGEST_TOKEN = 14
-MOST_TOKENS = 6  # that are named for a slot
+MOST_TOKENS = 6  # listed for each slot
 
 
 def inputs(model: Any, tokenizer: Any, text: str, longest: int) -> dict[str, Tensor]:
@@ -99,10 +99,10 @@ def draw(model: Any, batch: dict[str, Any], tokenizer: Any = None) -> "dict[str,
 
 
 def check(model: Any, found: Mapping[str, Any]) -> None:
-    """Raise a ValueError if no stack has shown any weights."""
+    """Raise a ValueError if no weights were recorded."""
     if not found:
         kind = model.config.attention
-        raise ValueError(f"this model has no attention (attention={kind!r}), so there are no heads to look at")
+        raise ValueError(f"this model has no attention (attention={kind!r}), so there are no heads to show")
 
 
 def tokens(seer: Visualizer, batch: dict[str, Any], tokenizer: Any) -> dict[str, list[str]]:
@@ -137,7 +137,7 @@ def file_names(drawn: Mapping[str, Any]) -> dict[str, str]:
 def spread(model: Any, batch: dict[str, Tensor]) -> dict[str, Spread]:
     """The mean number of slots and exact keys that a query attends to, by stack.
 
-    It is the exponential of the entropy: 1 if all is on one of them, m if it is on all alike.
+    It is the exponential of the entropy of the weights: 1 if all weight is on one of them, m if m have equal weights.
 
     Raises:
         ValueError: for a model without attention.

@@ -1,4 +1,4 @@
-"""How this project measures: contenders interleaved in one process, the minimum over rounds, peak memory in a process each.
+"""How this project measures: contenders interleaved in one process, the minimum over rounds, and peak memory in separate processes.
 
 A benchmark is a list of cells (for example one n and one k). The contenders of a cell take turns, so that a machine that slows down
 slows all of them; the machine's own matrix product takes its turn with them, so that a time can be read as a share of it.
@@ -43,7 +43,7 @@ class Timing(NamedTuple):
 
 @contextmanager
 def pinned(threads: int) -> Iterator[None]:
-    """Run with this many threads of torch, and put the old number back."""
+    """Run with this many threads of torch, and restore the previous number afterwards."""
     at_least_one(threads=threads)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -67,8 +67,8 @@ def interleave(
         steps: what to run, by name.
         rounds: how often each takes its turn.
         budget: seconds after which no further round begins; one is always run. None runs them all.
-        report: told the name of what runs.
-        warm: everything has run before, so that no turn is a warm-up, and however long one takes there is a next.
+        report: called with the name of the step that runs.
+        warm: everything has already run, so there is no warm-up turn, and no contender is dropped for being slow.
     """
     at_least_one(rounds=rounds)
     began, best = time.perf_counter(), dict[str, Timing]()
@@ -114,7 +114,7 @@ def measure_cell(
 
 
 class Effort(Protocol):
-    """The settings of an experiment that say how long to measure."""
+    """The settings of an experiment for how long to measure."""
 
     @property
     def rounds(self) -> int: ...
@@ -142,7 +142,7 @@ def pass_name(training: bool) -> str:
 
 
 def sgemm_step(size: int = SGEMM_SIZE) -> Step:
-    """One product of square float32 matrices: what this machine can do at its best."""
+    """One product of square float32 matrices: the peak rate of this machine."""
     a, b = torch.randn(size, size), torch.randn(size, size)
     out = torch.empty(size, size)
     return lambda: torch.mm(a, b, out=out)
@@ -154,11 +154,11 @@ def sgemm_rate(seconds: float, size: int = SGEMM_SIZE) -> float:
 
 
 def peak_memory(build: Callable[..., Step], threads: int, **options: Any) -> int:
-    """Bytes that one run needs beyond what stood before it, from a process of its own.
+    """Bytes that one run needs beyond those in use before it, measured in a separate process.
 
     It is the growth of the resident set, not the sum of the tensors that torch reports: on the CPU the fused kernels and the matrix
-    library have buffers of their own, which count, and which no tracker of tensors sees. The input and the parameters stand before
-    the run and do not count; outputs, gradients and everything between do.
+    library have buffers of their own, which count, and which no tracker of tensors sees. The input and the parameters exist before
+    the run and do not count; outputs, gradients and intermediate tensors do.
 
     Args:
         build: a function of a module, so that the other process finds it; makes the step from ``options``.
@@ -174,7 +174,7 @@ def _grown(build: Callable[..., Step], threads: int, options: dict[str, Any]) ->
     sgemm_step(64)()  # the buffers that the matrix library makes once are not the contender's
     gc.collect()
     status, refs = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if not refs.exists():  # not Linux: the high-water mark cannot be set back, and what came before may hide some of it
+    if not refs.exists():  # not Linux: the high-water mark cannot be reset, so earlier peaks may hide part of this one
         unit = 1 if sys.platform == "darwin" else 1024
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         step()
@@ -183,7 +183,7 @@ def _grown(build: Callable[..., Step], threads: int, options: dict[str, Any]) ->
     def kilobytes(field: str) -> int:
         return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field))
 
-    refs.write_text("5")  # sets the high-water mark back to what is resident now
+    refs.write_text("5")  # resets the high-water mark to the current resident set
     resident = kilobytes("VmRSS")
     step()
     return (kilobytes("VmHWM") - resident) * 1024
@@ -220,7 +220,7 @@ def training_step(run: Callable[..., torch.Tensor], parameters: Sequence[torch.T
 def describe(
     name: str, settings: Mapping[str, Any], packages: Sequence[str] = (), *, group: str = "bench "
 ) -> dict[str, Any]:
-    """What a result says about itself: command, date, machine, versions and settings; the measured ``cells`` are still missing."""
+    """The metadata of a result: command, date, machine, versions and settings; the caller adds the measured ``cells``."""
     versions = {"python": platform.python_version()}
     for package in ("linformers", "torch", *packages):
         try:

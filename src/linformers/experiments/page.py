@@ -1,4 +1,4 @@
-"""A report as one HTML page that needs nothing else, for light and dark screens, large and small ones.
+"""A report as one self-contained HTML page, for light and dark themes and all screen sizes.
 
 A page is a list of blocks, which hold plain text. The template ``templates/page.html`` turns them into HTML and escapes everything but
 the drawings, which :func:`linformers.experiments.figures.svg` makes.
@@ -28,7 +28,7 @@ class Heading:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph; a soft one stands back."""
+    """A paragraph; a soft one is drawn in a weaker colour."""
 
     kind: ClassVar = "paragraph"
     text: str
@@ -47,7 +47,7 @@ class Contents:
 class Table:
     """A table; columns in ``texts`` hold running text.
 
-    On a small screen a stacked one becomes a box for each row, any other moves sideways in its own place.
+    On a small screen a stacked table becomes a box for each row; any other scrolls sideways.
     """
 
     kind: ClassVar = "table"
@@ -67,7 +67,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values below each other."""
+    """Names and values, one pair a line."""
 
     kind: ClassVar = "facts"
     values: Sequence[tuple[str, str]]
@@ -92,7 +92,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Folded:
-    """Blocks that are shown when the summary is touched."""
+    """Blocks that are shown when the summary is clicked."""
 
     kind: ClassVar = "folded"
     summary: str
@@ -112,7 +112,7 @@ def render(title: str, blocks: Sequence[Block]) -> str:
         lstrip_blocks=True,
     )
     text = environment.get_template("page.html").render(title=title, blocks=blocks)
-    return text.encode("utf-8", "replace").decode()  # a file name may hold bytes that are no text
+    return text.encode("utf-8", "replace").decode()  # a file name may contain bytes that are not UTF-8
 
 
 def picture(figure: "Figure", name: str, caption: str) -> Picture:
@@ -121,7 +121,7 @@ def picture(figure: "Figure", name: str, caption: str) -> Picture:
 
 
 def settings(values: Mapping[str, Any]) -> Folded:
-    """Names and values, folded away."""
+    """Names and values, folded."""
     rows = [(name.replace("_", " "), shown(value)) for name, value in values.items() if value is not None]
     return Folded(f"configuration ({len(rows)} settings)", [Settings(rows)])
 

@@ -29,7 +29,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.contenders if name not in contenders.NAMES]:
-            raise ValueError(f"no contender is called {unknown[0]!r}; there are {', '.join(contenders.NAMES[1:])}")
+            raise ValueError(f"unknown contender {unknown[0]!r}; available are {', '.join(contenders.NAMES[1:])}")
 
 
 def run(settings: Settings, report: Report = lambda text: None, done: Report = lambda text: None) -> dict[str, Any]:

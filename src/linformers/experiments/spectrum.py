@@ -78,7 +78,7 @@ def load(directory: Path, *, self_attention: bool = True) -> Subject:
 
 
 def load_saved(directory: Path) -> tuple[Any, Any]:
-    """A saved model that shows its attention weights, and its tokeniser."""
+    """A saved model that returns its attention weights, and its tokeniser."""
     import transformers
 
     import linformers.hf
@@ -86,7 +86,7 @@ def load_saved(directory: Path) -> tuple[Any, Any]:
 
     logging = transformers.utils.logging
     before = logging.get_verbosity()
-    logging.set_verbosity_error()  # it would warn of weights of a head, which is not loaded
+    logging.set_verbosity_error()  # transformers would warn of the weights of an unused head
     try:
         config = pretrained.load_config(directory)
         own = config.model_type.startswith("linformer")
@@ -117,7 +117,7 @@ def attentions(model: Any, batch: dict[str, Tensor]) -> list[Tensor]:
     """The weights ``(b, h, n, m)`` of each layer; those of the encoder if there is one.
 
     Raises:
-        ValueError: if the model shows none.
+        ValueError: if the model returns none.
     """
     part = model.get_encoder() if model.config.is_encoder_decoder else model
     found = part(**batch, output_attentions=True).attentions
@@ -153,7 +153,7 @@ def curves(
             count += 1
             done()
     if not count:
-        raise ValueError("no input to look at; give a longer text")
+        raise ValueError("no inputs to measure; give a longer text")
     return torch.stack(total) / count, size
 
 
@@ -282,7 +282,9 @@ def draw(result: dict[str, Any]) -> "Figure":
         colours = colormaps["plasma"]
         steps = range(1, rank + 1)
         for i, layer in enumerate(table):
-            colour = colours(0.15 + 0.7 * i / max(1, layers - 1))  # the ends vanish on dark or light ground
+            colour = colours(
+                0.15 + 0.7 * i / max(1, layers - 1)
+            )  # the ends of the colour map vanish on a dark or light background
             for head in layer:
                 left.plot(steps, head, color=colour, alpha=0.22, linewidth=0.7)
             left.plot(steps, layer.mean(0), color=colour, label=f"layer {i + 1}: k = {result['k'][i]}")

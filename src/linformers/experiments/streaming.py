@@ -1,4 +1,4 @@
-"""One encoder layer over longer and longer inputs, in pieces: tokens a second, share of the matrix product, working memory.
+"""One encoder layer over longer and longer inputs, in chunks: tokens a second, share of the matrix product, working memory.
 
 Axes: n positions, k slots, d channels.
 """
@@ -49,7 +49,7 @@ class Settings:
 
 
 def make_room(n: int, d: int) -> tuple[Tensor, Tensor]:
-    """An input and room for the output, touched before, so that only intermediate tensors count as working memory."""
+    """An input and space for the output, allocated and written in advance, so that only intermediate tensors count as working memory."""
     return torch.randn(1, n, d), torch.zeros(1, n, d).fill_(1.0)
 
 
@@ -85,8 +85,8 @@ def passes(step: Step, count: int, done: Report) -> Step:
 def run(settings: Settings, report: Report = lambda text: None, done: Report = lambda text: None) -> dict[str, Any]:
     """Measure, and return a result; ``rate`` is in tokens a second, ``peak`` in bytes beside input, output and parameters.
 
-    In its turn each length reads about as many positions as the longest one has, in several passes: the fastest of many short passes would be
-    compared with the mean of a long one otherwise, and a shared machine is never fast for a minute.
+    In its turn each length reads about as many positions as the longest one, in several passes: otherwise the fastest of many short
+    passes would be compared with the mean over a long one, in which a shared machine also slows down.
     """
     sizes: dict[str, Any] = {name: getattr(settings, name) for name in ("d", "heads", "k", "ff", "chunk")}
     with pinned(settings.threads):

@@ -1,4 +1,4 @@
-"""One page about runs and comparisons: configuration, curves, tables, samples, heads and spectrum."""
+"""The report page of runs and comparisons: configuration, curves, tables, samples, heads and spectrum."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -93,7 +93,7 @@ def build(directories: Sequence[Path], *, models: bool = True) -> str:
 
 
 def together(runs: Sequence[RunFiles], names: Sequence[str], task: str, anchor: str) -> list[Block]:
-    """Several runs of one task beside each other."""
+    """Several runs of one task side by side."""
     what = [key for key in WHAT if key != "cross_attention" or task == "seq2seq"]
     heads = ["run", *what, *(number.name for number in (*SCORES, *COSTS))]
     rows = []
@@ -205,9 +205,9 @@ def inside(run: RunFiles, anchor: str, models: bool) -> list[Block]:
             return [Paragraph(f"Heads and spectrum are missing: {error}.", soft=True)]
         parts += heads
         if measured is None and run.settings.get("attention") == "full":
-            from linformers.experiments.texts import pieces
+            from linformers.experiments.texts import passages
 
-            batches = pieces(None, subject.tokenizer, min(subject.longest, LOOK["length"]), LOOK["samples"])
+            batches = passages(None, subject.tokenizer, min(subject.longest, LOOK["length"]), LOOK["samples"])
             measured = spectrum.measure(subject, batches, name=run.name)
     if measured is not None:
         caption = f"Normalised cumulative singular values of the attention matrices. {measured.get('note', '')}".strip()

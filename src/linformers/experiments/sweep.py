@@ -105,9 +105,9 @@ def complete(base: Settings) -> Settings:
     """
     given = base.given()
     if (attention := given.get("attention", "linformer")) != "linformer":
-        raise ValueError(f"the base of a comparison is Linformer attention; name {attention!r} in --contenders")
+        raise ValueError(f"the base of a comparison must be Linformer attention; give {attention!r} in --contenders")
     if "seed" in given:
-        raise ValueError("a comparison runs the seeds 0, 1, ...; say with --seeds how many")
+        raise ValueError("a comparison runs the seeds 0, 1, ...; give their number with --seeds")
     if "source" in given:
         raise ValueError(
             f"--from {base.source}: contenders differ in what a source decides; a comparison trains from nothing"
@@ -201,12 +201,12 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
         seeds: how many.
 
     Raises:
-        ValueError: for contenders or seeds without a meaning, and for settings that do not fit together.
+        ValueError: for invalid contenders or seeds, and for settings that contradict each other.
     """
     at_least_one(seeds=seeds)
     found = list(dict.fromkeys(parse(text, base) for text in contenders))
     if not found:
-        raise ValueError("there is nothing to compare; name some --contenders, or what to --vary")
+        raise ValueError("there is nothing to compare; give --contenders or --vary")
     cells = []
     for seed in range(seeds):
         for contender in found:
@@ -217,7 +217,7 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
             if not in_slots(changes, base):
                 changes |= {"open_slots": 0, "open_reach": None}  # there are none to open
             if changes.get("attention") in ("full", "none"):
-                changes.setdefault("local_window", 0)  # they do not use one
+                changes.setdefault("local_window", 0)  # these kinds of attention do not use it
             near = changes.get("attention") == "local"  # exact neighbours as the base has them
             if {"n", "k", "attention"} & set(changes) and not (near and "n" not in changes):
                 changes.setdefault("block_size", None)  # it depends on them
@@ -269,12 +269,12 @@ def merged_plan(out: Path, base: Settings, cells: Sequence[Cell], seconds: float
             )  # the comparison may be from a version without this setting
             if before != value:
                 raise ValueError(
-                    f"{out} holds a comparison with {key} = {before}, and now it is {value}; "
-                    "give the same options to go on, or another --out"
+                    f"{out} holds a comparison with {key} = {before}, but now it is {value}; "
+                    "give the same options to continue it, or another --out"
                 )
         listed = old["cells"] + [cell for cell in listed if cell not in old["cells"]]
     elif out.is_dir() and any(not path.name.startswith(".") for path in out.iterdir()):
-        raise ValueError(f"{out} is not empty and holds no comparison; name a new directory with --out")
+        raise ValueError(f"{out} is not empty and holds no comparison; choose a new directory with --out")
     budget = {} if seconds is None else {"seconds": seconds, "updates": updates}
     return {"settings": settings, **budget, "cells": listed}
 

@@ -1,4 +1,4 @@
-"""Real text as inputs of a model: a file of the user's, or Python's own documentation.
+"""Text as inputs of a model: from a given file, or Python's own documentation.
 
 Axes: b batch, n positions.
 """
@@ -29,11 +29,11 @@ def read(path: Path | None) -> list[str]:
     return [text]
 
 
-def pieces(path: Path | None, tokenizer: Any, length: int, samples: int) -> list[dict[str, Tensor]]:
-    """Whole pieces of ``length`` tokens ``(1, n)``, spread over the text.
+def passages(path: Path | None, tokenizer: Any, length: int, samples: int) -> list[dict[str, Tensor]]:
+    """Passages of exactly ``length`` tokens ``(1, n)``, spread evenly over the text.
 
     Raises:
-        ValueError: if the text has no such piece.
+        ValueError: if the text has fewer tokens.
     """
     at_least_one(length=length, samples=samples)
     return batches(read(path), tokenizer, length, samples, 1)

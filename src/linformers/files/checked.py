@@ -19,14 +19,14 @@ from typing import Any
 Check = Callable[[Any, str], None]
 
 
-LARGEST_JSON = 1 << 27  # bytes; the tokenisers of the largest vocabularies have a quarter of that
+LARGEST_JSON = 1 << 27  # bytes; tokenisers with the largest vocabularies need a quarter of that
 
 
 LARGEST_WHOLE = 2**63 - 1
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """Open a file for reading; the bytes of pipes, sockets and devices may never come, or never end.
+    """Open a file for reading; reading a pipe, socket or device could block, or never end.
 
     Raises:
         ValueError: if it is not a regular file, or a link to one.
@@ -37,7 +37,7 @@ def open_regular(path: Path) -> BufferedReader:
     try:
         mode = os.fstat(handle).st_mode
         if not stat.S_ISREG(mode):
-            raise ValueError(f"{path} is {kind_of(mode)}, and only regular files are read; name a file")
+            raise ValueError(f"{path} is {kind_of(mode)}, not a regular file")
         return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
@@ -68,12 +68,12 @@ def read_bytes(path: Path, most: int = LARGEST_JSON) -> bytes:
     with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
-        raise ValueError(f"{path} has more than {most:,} bytes, the most that is read of such a file")
+        raise ValueError(f"{path} has more than {most:,} bytes, the limit for a file of this kind")
     return content
 
 
 def read_text(path: Path, most: int = 1 << 32) -> str:
-    """The text of a regular file of the user's, with line ends as one character.
+    """The text of a regular file given by the user, with all line ends as newlines.
 
     Raises:
         ValueError: if it is not a regular file, is too large, or is not UTF-8.
@@ -90,7 +90,7 @@ def parse(text: str | bytes, what: object) -> Any:
     """Parse JSON.
 
     Raises:
-        ValueError: with the name of ``what`` it is, if it is not JSON.
+        ValueError: if it is not JSON; the message begins with ``what``.
     """
     try:
         return json.loads(text.decode("utf-8") if isinstance(text, bytes) else text)
@@ -132,7 +132,7 @@ def read_object(
 
 @contextmanager
 def damaged(what: object) -> Iterator[None]:
-    """Say of a ValueError which file it is about, unless it does."""
+    """Prefix a ValueError with the file that it is about, unless it already names it."""
     try:
         yield
     except ValueError as error:
@@ -145,12 +145,12 @@ def damaged(what: object) -> Iterator[None]:
 def reading(what: object, advice: str = "") -> Iterator[None]:
     """Turn any error that a library raises while it reads a file into a ValueError that names the file.
 
-    Native code of tokenisers panics with an exception that is no ``Exception``.
+    Native code of tokenisers panics with a ``BaseException`` that is not an ``Exception``.
     """
     try:
         yield
     except (OSError, ImportError, MemoryError):
-        raise  # not the fault of the file, and worded
+        raise  # not caused by the content of the file
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -177,7 +177,7 @@ def fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None =
             if name in known:
                 known[name](found, inside(place, name))
             elif only:
-                raise ValueError(f"it has {inside(place, name)}, which is not known; there may be {', '.join(known)}")
+                raise ValueError(f"it has {inside(place, name)}, which is unknown; allowed are {', '.join(known)}")
 
     return check
 
@@ -189,7 +189,7 @@ def an_object(value: Any, place: str) -> None:
 
 
 def named(check: Check, names: Check | None = None) -> Check:
-    """An object whose values all pass one check; its names another."""
+    """An object whose values pass one check, and whose names pass another."""
 
     def check_all(value: Any, place: str) -> None:
         an_object(value, place)
@@ -275,7 +275,7 @@ def maybe(check: Check) -> Check:
 
 
 def of_type(hint: Any) -> Check:
-    """What a type hint says: of numbers, texts, flags and None, alone, in lists and tuples, as a union or as literals."""
+    """The check of a type hint: numbers, texts, flags and None, alone, in lists and tuples, in unions and as literals."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if hint in (int, float, str, bool):
         checks: dict[Any, Check] = {int: whole(-LARGEST_WHOLE), float: number(), str: text(), bool: flag}

@@ -1,4 +1,4 @@
-"""Files and directories that are whole or not there: written beside their place, made durable, then renamed."""
+"""Atomic writes of files and directories: written under a temporary name, synced, then renamed."""
 
 import json
 import os
@@ -13,16 +13,16 @@ OLD = PARTIAL + "old-"  # begins the name of what is being replaced
 
 
 def beside(path: Path) -> Path:
-    """What a file or a directory is called while it is written; on the same disk, so that it can be renamed."""
+    """The temporary name of a file or directory while it is written; in the same directory, so that it can be renamed."""
     return path.with_name(PARTIAL + path.name)
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Write to the path that this gives; when the block ends, that file is made durable and takes the place of ``path``.
+    """Yield a temporary path to write to; when the block ends, that file is synced and renamed to ``path``.
 
     Raises:
-        OSError: if something could not be written, with the name of the file; what was there before still is.
+        OSError: if it could not be written, with the name of the file; an existing file is unchanged.
     """
     aside = beside(path)
     try:
@@ -50,7 +50,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextmanager
 def scratch(directory: Path) -> Iterator[Path]:
-    """An empty directory, which is removed when the block ends; what is to stay is renamed out of it, or renamed as a whole."""
+    """An empty directory, removed when the block ends; results are renamed out of it, or the directory itself is renamed."""
     try:
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir(parents=True)
@@ -60,10 +60,10 @@ def scratch(directory: Path) -> Iterator[Path]:
 
 
 def replace_directory(new: Path, directory: Path, old: Path | None = None) -> None:
-    """Give ``new`` the name of ``directory``; a directory that has the name is removed afterwards, and gets it back if something fails.
+    """Rename ``new`` to ``directory``; an existing directory is removed afterwards, and restored if something fails.
 
     Args:
-        old: what that directory is called meanwhile; a process that dies between the two renames leaves it there.
+        old: the temporary name of the existing directory; a process that dies between the two renames leaves it there.
     """
     old = old or directory.with_name(OLD + directory.name)
     try:
@@ -80,7 +80,7 @@ def replace_directory(new: Path, directory: Path, old: Path | None = None) -> No
 
 
 def sync(path: Path) -> None:
-    """Make a file or a directory durable, where the system can."""
+    """Flush a file or a directory to disk (``fsync``), where the system supports it."""
     try:
         handle = os.open(path, os.O_RDONLY)
         try:

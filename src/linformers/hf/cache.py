@@ -89,7 +89,7 @@ class LinformerCache(Cache):
     def crop(self, tokens_to_remove: int) -> None:
         """Raise a ValueError: a compressed block cannot be decompressed."""
         raise ValueError(
-            f"cannot take {tokens_to_remove} tokens back: finished blocks are compressed for good; begin with a new cache"
+            f"cannot remove {tokens_to_remove} tokens: finished blocks are compressed irreversibly; start with a new cache"
         )
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""``LinformerConfig``: the sizes and options of a model, in transformers' words.
+"""``LinformerConfig``: the sizes and options of a model, under transformers' names.
 
 Axes: n positions, k slots.
 """
@@ -269,7 +269,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
         limits.check_configuration(self)
         if self.is_decoder and self.local_window:
             raise ValueError(
-                f"local_window={self.local_window} is not for causal models, which see their neighbours anyway; use block_size"
+                f"local_window={self.local_window} is not for causal models, which always attend to their neighbours; use block_size"
             )
 
     def _check_side(self, layers: str, heads: str, slots: str, length: str, causal: bool) -> None:
@@ -294,7 +294,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
             )
         if n is None and (self.is_encoder_decoder or self.position_embedding_type == "learned"):
             what = "an encoder-decoder" if self.is_encoder_decoder else "position_embedding_type='learned'"
-            raise ValueError(f"{what} needs a longest input, got {length}=None; give a number")
+            raise ValueError(f"{what} needs a maximum length, got {length}=None; give a number")
         if causal and self.attention == "linformer" and self.method != "content":
             block = None
             for one in k if isinstance(k, list) else [k]:

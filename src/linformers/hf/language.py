@@ -38,7 +38,7 @@ class LinformerForMaskedLM(LanguageModel):
 
     def __init__(self, config: LinformerConfig) -> None:
         if config.is_decoder:
-            raise ValueError("this configuration has is_decoder=True; a masked language model looks both ways")
+            raise ValueError("this configuration has is_decoder=True, but a masked language model is bidirectional")
         super().__init__(config)
         self.model = LinformerModel(config)
         self.lm_head = self.new_head()
@@ -75,7 +75,7 @@ class LinformerForMaskedLM(LanguageModel):
         x = outputs.last_hidden_state
         if asked_only:
             if labels is None:
-                raise ValueError("asked_only needs labels, which say what is asked")
+                raise ValueError("asked_only=True needs labels")
             asked = labels != IGNORED
             x, labels = x[asked], labels[asked]
         logits = self.logits(x)

@@ -1,4 +1,4 @@
-"""``LinformerModel``, and what all models have in common: transformers' interface around this project's own modules.
+"""``LinformerModel``, and the base class of all models: transformers' interface around the modules of this package.
 
 Axes: b batch, h heads, n positions, k slots, v tokens of the vocabulary, ch channels.
 Masks: ``attention_mask`` is 1, or True, where a token is real; inside it becomes ``keep``.
@@ -255,7 +255,7 @@ class LinformerModel(LinformerPreTrainedModel):
         if given is not None and not isinstance(given, LinformerCache):
             raise TypeError(f"past_key_values must be a LinformerCache or None, got {type(given).__name__}")
         if use_cache and self.training and self.is_gradient_checkpointing:
-            logger.warning_once("use_cache=True does not go with gradient checkpointing; no cache is returned.")
+            logger.warning_once("use_cache=True cannot be combined with gradient checkpointing; no cache is returned.")
             return None
         if given is not None or not self.config.is_decoder:
             return given
@@ -267,7 +267,7 @@ class LinformerModel(LinformerPreTrainedModel):
         """Continue from a cache: read the tokens ``(b, n, ch)`` one after the other."""
         n, state = x.shape[1], cache.state
         if state is None:
-            raise ValueError("this cache has read nothing yet")
+            raise ValueError("this cache is empty")
         if keep is not None:
             keep = keep[:, -n:]
             keep = None if readable(keep) and keep.all() else keep
@@ -324,7 +324,7 @@ def check_loaded(source: str, info: dict[str, Any], model: nn.Module) -> None:
     if wrong:
         name, stored, wanted = wrong[0]
         raise RuntimeError(
-            f"{source} has {name} of shape {tuple(stored)}, but the configuration asks for {tuple(wanted)}"
+            f"{source} has {name} of shape {tuple(stored)}, but the configuration requires {tuple(wanted)}"
             + (f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else "")
             + ". For another max_position_embeddings or proj_k load it as it was saved and use linformers.resample; for another "
             "vocab_size use resize_token_embeddings; for another number of labels pass ignore_mismatched_sizes=True"

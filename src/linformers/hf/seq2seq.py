@@ -52,9 +52,7 @@ class LinformerForSeq2SeqLM(LanguageModel, GenerationMixin):
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
         """Raise a ValueError: there are two lengths, and :func:`linformers.resample` takes one."""
-        raise ValueError(
-            "a sequence-to-sequence model has a source and a target length, and resample knows one; build a new one"
-        )
+        raise ValueError("resample changes one length, but a sequence-to-sequence model has two; build a new one")
 
     def forward(
         self,

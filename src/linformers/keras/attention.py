@@ -189,8 +189,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             self.max_length = value_shape[axis]
             if self.max_length is None:
                 raise ValueError(
-                    f"the value's shape {tuple(value_shape)} leaves its length open, and E and F need one; "
-                    "pass max_length, the longest sequence there will be, or use method='content', which needs none"
+                    f"the value's shape {tuple(value_shape)} has no fixed length, which E and F need; "
+                    "pass max_length, the longest sequence, or use method='content', which needs none"
                 )
         if self.projection is None:
             self.projection = Projection(
@@ -331,7 +331,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             )  # raises Keras' own error
         if attention_mask is not None and len(query.shape) > 3:
             raise ValueError(
-                f"attention_mask is not taken for inputs of {len(query.shape)} axes with a projection; pass value_mask of shape "
+                f"attention_mask is not supported for inputs of {len(query.shape)} axes with a projection; pass value_mask of shape "
                 f"{tuple(value.shape[:-1])}"
             )
         check_attention_mask(attention_mask, length, slots)

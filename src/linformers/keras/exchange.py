@@ -35,7 +35,7 @@ def from_torch(
 
     Raises:
         ValueError: if ``layer`` has options that the Keras layer does not have: ``add_bias_kv``, ``add_zero_attn``, causal blocks,
-            ``num_kv_heads``, ``local_window``, ``open_slots``, or a projection module of the user's own.
+            ``num_kv_heads``, ``local_window``, ``open_slots``, or a user-defined projection module.
     """
     extras = {
         "add_bias_kv": layer.bias_k is not None,
@@ -101,7 +101,7 @@ def to_torch(layer: LinearMultiHeadAttention) -> LinearMultiheadAttention:
     widths = {d, heads * e, layer.num_heads * layer.value_dim, *layer.output_dense.kernel.shape[2:]}
     if len(widths) > 1 or len(layer.output_dense.kernel.shape) != 3 or uses_gate(layer):
         raise ValueError(
-            f"the PyTorch layer wants num_heads * key_dim, num_heads * value_dim, query and output all of one size, and no "
+            f"the PyTorch layer needs num_heads * key_dim, num_heads * value_dim, query and output all of one size, and no "
             f"gate; got {heads} * {e}, {heads} * {layer.value_dim}, {d} and "
             f"{tuple(layer.output_dense.kernel.shape[2:])}, use_gate={uses_gate(layer)}"
         )

@@ -82,7 +82,7 @@ class Projection(keras.layers.Layer):
         self.start = one_of("start", start, STARTS)
         if max_length is None and method != "content":
             raise ValueError(
-                f"method={method!r} needs a longest input; pass max_length, or use method='content', which has none"
+                f"method={method!r} needs a maximum length; pass max_length, or use method='content', which has none"
             )
         sizes = {
             "max_length": max_length,
@@ -104,9 +104,7 @@ class Projection(keras.layers.Layer):
         match method:
             case "content":
                 if channels is None:
-                    raise ValueError(
-                        "content slots are chosen by the channels of the keys; say how many, with channels="
-                    )
+                    raise ValueError("method='content' needs channels, the number of channels of the keys")
                 self.matrices = self.add_weight(
                     name="weight",
                     shape=(channels, self.heads * projection_dim),  # the slots of one head side by side

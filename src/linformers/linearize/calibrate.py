@@ -1,4 +1,4 @@
-"""What calibration inputs tell: how many slots an attention needs, and the projection whose output is nearest to the original's.
+"""Calibration on sample inputs: how many slots an attention needs, and fitting a projection to the original output.
 
 Axes: b batch, h heads, n positions, k slots, d channels.
 """

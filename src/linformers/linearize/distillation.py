@@ -1,4 +1,4 @@
-"""``distill``: train a linearised model until it does what the original did, resumable at every step.
+"""``distill``: train a linearised model to reproduce the original; resumable at every step.
 
 Axes: b batch, n positions.
 """
@@ -166,7 +166,7 @@ class Watched:
         self.student, self.teacher = student, teacher
         self.attention = [name for name, module in student.named_modules() if is_linearized(module)]
         if not self.attention:
-            raise ValueError(f"{type(student).__name__} has no linearised attention; linearize(...) it first")
+            raise ValueError(f"{type(student).__name__} has no linearised attention; call linearize first")
         inside_teacher = dict(teacher.named_modules())
         for name in self.attention:
             if name not in inside_teacher:
@@ -305,8 +305,8 @@ def _load(
     Raises:
         ValueError: if it is of another run.
     """
-    open_regular(path).close()  # the library would wait for a pipe
-    with reading(path, "continue another run, or name another file"), safe_open(path, framework="pt") as file:
+    open_regular(path).close()  # safetensors would block on a pipe
+    with reading(path, "check the path, or choose another file"), safe_open(path, framework="pt") as file:
         about = parse((file.metadata() or {}).get("distillation", "{}"), path)
         with damaged(path):
             fields({}, ABOUT)(about, "")
@@ -314,7 +314,7 @@ def _load(
             if about.get("run", {}).get(key) != value:
                 was = about.get("run", {}).get(key)
                 raise ValueError(
-                    f"{path} is of a run with {key}={was}, not {value}; continue that one, or name another file"
+                    f"{path} is from a run with {key}={was}, not {value}; continue that run, or choose another file"
                 )
         with damaged(path):
             fields(ABOUT)(about, "")

@@ -131,7 +131,7 @@ def check_implementation(name: object) -> None:
 
 
 def install(model: nn.Module, settings: dict[str, Any]) -> list[Projection | None]:
-    """Give the attention modules of ``model`` the projections that the settings ask for.
+    """Give the attention modules of ``model`` their projections, as the settings say.
 
     Returns:
         The projection of every layer, or None.
@@ -238,7 +238,7 @@ def linformer_attention(
     output_attentions: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """transformers' attention function of a linearised model (its convention is to pass more than one needs).
+    """transformers' attention function of a linearised model; transformers also passes arguments that it does not use.
 
     Args:
         module: the attention module; its ``projection`` says to how many slots it attends.
@@ -248,12 +248,12 @@ def linformer_attention(
         attention_mask: ``(b, n)``, True where a token is real, as :func:`padding_mask` makes it.
 
     Returns:
-        ``(b, n, h, d)``, and the weights if asked for.
+        ``(b, n, h, d)``, and the weights if requested.
     """
     if not isinstance(module.config, LinearizedConfig):
         raise ValueError(
-            f"{type(module).__name__} was asked for attn_implementation={IMPLEMENTATION!r} but is a stock module without a "
-            "projection: load a linearised model with an Auto class after `import linformers.linearize`"
+            f"{type(module).__name__} runs with attn_implementation={IMPLEMENTATION!r} but is a stock module without a "
+            "projection; load a linearised model with an Auto class after `import linformers.linearize`"
         )
     if attention_mask is not None and attention_mask.shape != (key.shape[0], key.shape[2]):
         raise ValueError(
@@ -280,7 +280,7 @@ def exact(
     q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, dropout: float, window: int | None, need_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of a layer that was left alone. The weights of local attention are not returned: they would be n x n."""
-    if window is not None:  # transformers hands over the first distance that is too far
+    if window is not None:  # transformers passes the first distance that is too large
         return attend_near(q, k, v, window - 1, keep, dropout), None
     return attend_with_weights(q, k, v, keep, dropout) if need_weights else (attend(q, k, v, keep, dropout), None)
 
@@ -316,7 +316,7 @@ def capture_attention(
 def capturing(
     model: PreTrainedModel, runner: nn.Module
 ) -> Iterator[Callable[[nn.Module, Sequence[Batch]], list[Sample]]]:
-    """Run the original model so that its queries, keys and values can be had, one attention module at a time.
+    """Run the original model and record its queries, keys and values, one attention module at a time.
 
     Args:
         runner: takes the batches; ``model`` itself or what wraps it.

@@ -30,7 +30,7 @@ class Site(NamedTuple):
 def find_sites(model: nn.Module) -> list[Site]:
     """All ``nn.MultiheadAttention`` in ``model``, each once.
 
-    What a module is used for shows in its surroundings only. Cross-attention is one with keys of another width, or one named as torch,
+    What a module is used for can only be inferred from its surroundings. Cross-attention is one with keys of another width, or one named as torch,
     DETR and fairseq name theirs; a self-attention beside a cross-attention belongs to a decoder, and is taken for causal.
     """
     sites = []
@@ -84,7 +84,7 @@ def converted(
     """A :class:`LinearMultiheadAttention` with the very parameters of ``old``, so that optimisers and ties stay valid.
 
     Args:
-        make: builds the projection for so many positions and slots.
+        make: builds the projection for a number of positions and of slots.
         content: whether it is content slots, of which causal attention has k for all blocks together.
         local_window: also see the exact keys of the own and the neighbouring blocks of this many positions.
         open_slots: each query opens this many of its best slots to the exact keys they stand for.
@@ -94,7 +94,7 @@ def converted(
     """
     if local_window and (old.bias_k is not None or old.add_zero_attn):
         raise ValueError(
-            f"local_window={local_window} does not go with add_bias_kv and add_zero_attn; leave that attention out with layers=..."
+            f"local_window={local_window} cannot be combined with add_bias_kv and add_zero_attn; leave that attention out with layers=..."
         )
     positions, slots, block = max_len, k, None
     if causal and content:

@@ -65,7 +65,7 @@ def stretch_positions(model: nn.Module, max_len: int) -> str:
     encoders = find_encoders(model)
     if not encoders:
         raise ValueError(
-            f"{type(model).__name__} holds no Hugging Face encoder; where a model of plain torch has its positions is not known"
+            f"{type(model).__name__} contains no Hugging Face encoder; in a plain torch model, extend the position embeddings yourself"
         )
     for _, encoder in encoders:
         check_positions(encoder.config, max_len, "stretch")

@@ -21,7 +21,7 @@ class TokenMeans(Projection):
     """Each slot is the mean of consecutive real tokens; the first and the last one have a slot of their own.
 
     The m real tokens of an input are spread over the k slots, whatever the maximum length is. So an input with at most k of them is attended
-    to exactly, and padding changes nothing. Trained encoders rest much of their attention on the special tokens at both ends, which a
+    to exactly, and padding changes nothing. Trained encoders put much of their attention on the special tokens at both ends, which a
     mean with others would lose. With fewer than three slots the ends are not set apart.
     """
 
@@ -128,7 +128,7 @@ def slot_of(rank: Tensor, count: Tensor, k: int) -> Tensor:
 
 
 def gather_at(x: Tensor, place: Tensor, places: int) -> Tensor:
-    """Add up what goes to the same place: ``(b, h, s, d)`` with ``(b, s)`` to ``(b, h, places, d)``; place ``places`` is thrown away."""
+    """Add up what goes to the same place: ``(b, h, s, d)`` with ``(b, s)`` to ``(b, h, places, d)``; place ``places`` is dropped."""
     b, h, _, d = x.shape
     rows = (place + (places + 1) * torch.arange(b, device=x.device)[:, None]).flatten()
     flat = x.transpose(1, 2).flatten(2).flatten(0, 1)  # (b s, h d)
@@ -159,7 +159,7 @@ def make_start(
         method: ``"mean"``, without anything to train, ``"learnable"`` (see :class:`CorrectedMean`), or ``"content"`` (see
             :class:`linformers.projections.Content`), which has to be trained.
         sharing: for what is trained: ``"none"``, ``"headwise"`` or ``"kv"``.
-        channels: of what content slots are chosen by.
+        channels: of the input of content slots.
         block: whether it is for the blocks of causal attention, which have no special tokens at their ends and one length.
     """
     one_of("sharing", sharing, SHARINGS[:3])
@@ -182,6 +182,6 @@ def check_opening(open_slots: int, method: str) -> None:
             method, "other slots"
         )
         raise ValueError(
-            f"open_slots={open_slots} opens slots that are means of tokens of their own, and those of method={method!r} are {slots}; "
+            f"open_slots={open_slots} needs slots that are means of disjoint tokens, and those of method={method!r} are {slots}; "
             "use method='mean', or open_slots=0"
         )

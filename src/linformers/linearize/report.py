@@ -14,7 +14,7 @@ class Replaced:
         error_before: of the attention output on the calibration inputs, relative to its size, with plain means; None
             without a fit.
         error_after: the same after the fit.
-        exact_keys: where slots are opened, at most so many exact keys does a query see, near ones included; 0 where none are opened.
+        exact_keys: the most exact keys that a query sees where slots are opened, neighbours included; 0 where none are opened.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Saved Hugging Face models from and to directories, and text as their inputs; no hub is asked.
+"""Loads and saves Hugging Face models in local directories, and turns text into their inputs.
 
 Axes: b batch, n positions.
 """
@@ -33,7 +33,7 @@ def load(directory: Path, max_len: int = 0, positions: str = "keep") -> tuple[An
     config = pretrained.load_config(directory)
     if config.model_type not in ARCHITECTURES:
         raise ValueError(
-            f"{directory} holds a model of type {config.model_type!r}; it takes {', '.join(map(repr, ARCHITECTURES))}"
+            f"{directory} holds a model of type {config.model_type!r}, which cannot be linearised; give one of {', '.join(map(repr, ARCHITECTURES))}"
         )
     check_positions(config, max_len, positions)
     kind = pretrained.saved_class(config.architectures or (), transformers)
@@ -44,7 +44,7 @@ def load(directory: Path, max_len: int = 0, positions: str = "keep") -> tuple[An
 
 
 def save(model: Any, tokenizer: Any, out: Path, max_len: int | None = None) -> None:
-    """Write the model and its tokeniser, which is told ``max_len``, the longest input that the model takes."""
+    """Write the model and its tokeniser, with ``max_len``, the longest input of the model, as the tokeniser's maximum length."""
     os.makedirs(out, exist_ok=True)
     model.save_pretrained(out)
     if tokenizer is not None:
@@ -55,19 +55,19 @@ def save(model: Any, tokenizer: Any, out: Path, max_len: int | None = None) -> N
 def batches(
     text: str | Sequence[str], tokenizer: Any, max_len: int, samples: int, batch_size: int
 ) -> list[dict[str, Tensor]]:
-    """Cut a text, or several, into pieces of ``max_len`` tokens, spread over it, as inputs ``(b, n)``; none is part of two texts.
+    """Passages of exactly ``max_len`` tokens, spread evenly over the texts, as inputs ``(b, n)``; no passage spans two texts.
 
     Raises:
-        ValueError: without a tokeniser, or if the text has not one whole piece.
+        ValueError: without a tokeniser, or if no text has ``max_len`` tokens.
     """
     if tokenizer is None:
-        raise ValueError("a text needs the model's tokeniser, and the directory has none")
+        raise ValueError("a text needs a tokeniser, and the directory of the model has none")
     texts = [text] if isinstance(text, str) else list(text)
     cut = tokenizer(texts, truncation=True, max_length=max_len, return_overflowing_tokens=True, verbose=False)
     whole = [ids for ids in cut["input_ids"] if len(ids) == max_len]
     if not whole:
-        raise ValueError(f"the text is too short: give at least one piece of max_len = {max_len} tokens")
+        raise ValueError(f"the text is too short: give one of at least max_len = {max_len} tokens")
     taken = min(samples, len(whole))
     rows = [whole[i * len(whole) // taken] for i in range(taken)]
-    pieces = torch.tensor(rows).split(batch_size)
-    return [{"input_ids": piece, "attention_mask": torch.ones_like(piece)} for piece in pieces]
+    split = torch.tensor(rows).split(batch_size)
+    return [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in split]

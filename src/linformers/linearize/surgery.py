@@ -27,7 +27,7 @@ CROSS = ("leave", "linear")
 
 
 class Plan(NamedTuple):
-    """What is asked for; the arguments of :func:`linearize`."""
+    """The arguments of :func:`linearize`."""
 
     k: int | Sequence[int] | str
     max_len: int
@@ -100,7 +100,7 @@ def linearize(
             the smallest k that holds ``share`` of the singular values of its attention on the calibration inputs.
         max_len: the longest input.
         method: ``"mean"``, means of real tokens with nothing to train; ``"learnable"``, the same with a correction to be trained; or
-            ``"content"``, slots that tokens choose by what they are (see :class:`linformers.projections.Content`), at random until they
+            ``"content"``, slots that tokens choose by their features (see :class:`linformers.projections.Content`), at random until they
             are trained, by ``fit_steps`` or by :func:`distill`: an input of k tokens is not exact with it.
         sharing: of what is trained: ``"none"``, each head has its own; ``"headwise"``; or ``"kv"``, one for keys and values (those of
             content slots always share).
@@ -115,8 +115,8 @@ def linearize(
         layers: replace only these: numbers (of all attention that was found, from 0) or names, in which ``*`` stands for anything.
         calibration: inputs of the model: each a dictionary of arguments, a sequence of them, or a tensor.
         share: for ``k="spectrum"``.
-        fit_steps: fit each projection that learns with so many steps, so that its attention's output on the calibration inputs is nearest
-            to the original's.
+        fit_steps: fit each learned projection in this many steps, so that the output of its attention on the calibration inputs is closest
+            to the original.
         positions: ``"keep"`` the learned positions of a Hugging Face encoder, which then bound ``max_len``; or ``"stretch"`` them over
             longer inputs (see :func:`linformers.linearize.stretch_positions`).
 
@@ -165,7 +165,7 @@ def linearize(
     found += [(site.name, modules.reason_to_leave(site, causal, cross)) for site in sites]
     if not found:
         raise ValueError(
-            f"{type(model).__name__} has no attention that can be linearised; it takes nn.MultiheadAttention and Hugging Face's BERT, "
+            f"{type(model).__name__} has no attention that can be linearised; supported are nn.MultiheadAttention and Hugging Face's BERT, "
             "RoBERTa, DistilBERT, ELECTRA, ViT and ModernBERT (install linformers[hf] for those)"
         )
     found = select(found, layers)
@@ -187,7 +187,7 @@ def linearize(
 
 
 def check(plan: Plan) -> None:
-    """Raise a ValueError for a plan that makes no sense."""
+    """Raise a ValueError for arguments that are out of range or contradict each other."""
     one_of("method", plan.method, METHODS)
     one_of("sharing", plan.sharing, SHARINGS[:3])
     one_of("causal", plan.causal, CAUSAL)
@@ -218,10 +218,10 @@ def check(plan: Plan) -> None:
 
 
 def select(found: Sequence[tuple[str, str]], layers: Sequence[int | str] | None) -> list[tuple[str, str]]:
-    """Leave alone what is not asked for.
+    """Leave alone the attention that ``layers`` does not name.
 
     Raises:
-        ValueError: for a number or a name that fits nothing.
+        ValueError: for a number or a name that matches no attention.
     """
     if layers is None:
         return list(found)
@@ -323,7 +323,7 @@ def _convert_site(model: nn.Module, site: modules.Site, plan: Plan, index: int) 
     samples = modules.capture(model, site, plan.calibration) if plan.fit_steps or plan.k == "spectrum" else []
     k = plan.slots(index, samples)
     sizes, like = (site.module.num_heads, site.module.kdim), site.module.out_proj.weight
-    # A causal block sees its neighbours anyway, and the keys of cross-attention are nobody's neighbours.
+    # A causal block always sees its neighbours, and the keys of cross-attention are at other positions than its queries.
     window = plan.local_window if site.role == "self" or (site.role == "causal" and not block_causal) else 0
     plan = plan._replace(local_window=window)
     new = modules.converted(
@@ -360,7 +360,7 @@ def _replaced(
     more: str = "",
     causal_block: int = 0,
 ) -> Replaced:
-    """What the report says of one attention.
+    """The entry of one attention in the report.
 
     Args:
         causal_block: positions of a block of block-causal attention; 0 for others.

@@ -1,12 +1,11 @@
-"""Looks at attention layers with torch's interface, outside of stacks: their weights, and what their slots hold.
+"""Records the weights and slots of attention layers with torch's interface, outside of stacks.
 
 Axes: b batch, h heads, n query positions, s key positions, m columns of the weights.
 """
 
 import inspect
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from types import TracebackType
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -24,7 +23,7 @@ SIGNATURE = inspect.signature(LinearMultiheadAttention.forward)
 
 
 class Described(NamedTuple):
-    """A layer with torch's interface in the words of :class:`linformers.nn.attention.Attention`."""
+    """The attributes of a layer with torch's interface, under the names of :class:`linformers.nn.attention.Attention`."""
 
     k: int
     slots: int
@@ -36,47 +35,40 @@ class Described(NamedTuple):
 
 
 def described(layer: LinearMultiheadAttention) -> Described:
-    """What is to be known of a layer to read its weights: first ``k`` columns of slots, then those of ``block``, if it has any."""
+    """The attributes needed to read the weights of a layer: first ``k`` columns of slots, then the exact keys of its blocks, if it has any."""
     block = layer.block_size if layer.causal else layer.local_window
     return Described(layer.proj_k, layer.projection.k, block, layer.causal, layer.opens, layer.projection)
 
 
-class Listening(AbstractContextManager["Listening"]):
-    """Records what layers do inside this context. A caller of a layer gets what it asked for.
+class Listening(ExitStack):
+    """Records the weights and slots of layers inside this context; callers of the layers get what they requested.
 
     Args:
         layers: by name.
 
     Attributes:
         weights: ``(b, h, n, m)`` of each call of each layer, by name.
-        held: what slots hold in each call; None for fixed mixtures of positions, and for nested tensors.
-        starts: ``(b,)``, where the rows of causal layers begin, if they have a mask.
+        held: what the slots of each call hold; None for slots that are fixed mixtures of positions, and for nested tensors.
+        starts: ``(b,)``, the first real position of each row of a causal layer, if it has a mask.
     """
 
     def __init__(self, layers: Mapping[str, LinearMultiheadAttention]) -> None:
+        super().__init__()
         self.layers = layers
         self.weights: dict[str, list[Tensor]] = {}
         self.held: dict[str, list[Held | None]] = {}
         self.starts: dict[str, Tensor] = {}
-        self.hooks: list[Any] = []
 
     def __enter__(self) -> "Listening":
         for name, layer in self.layers.items():
             one = _Layer(self, name)
-            self.hooks.append(layer.register_forward_pre_hook(one.before, with_kwargs=True))
-            self.hooks.append(layer.register_forward_hook(one.after))
+            self.enter_context(layer.register_forward_pre_hook(one.before, with_kwargs=True))
+            self.enter_context(layer.register_forward_hook(one.after))
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks.clear()
 
 
 class _Layer:
-    """The hooks of one layer: asks for the weights of all heads, and gives the caller what it asked for."""
+    """The hooks of one layer: they request the weights of all heads, and return to the caller what it requested."""
 
     def __init__(self, heard: Listening, name: str) -> None:
         self.heard, self.name = heard, name

@@ -93,7 +93,7 @@ def project(options: StackOptions, length: int | None, k: int, channels: int) ->
     """A projection of ``length`` positions, with ``channels`` each, to ``k`` slots.
 
     Raises:
-        ValueError: if the method is a projection of the user's own that has other sizes.
+        ValueError: if the method is a user-defined projection of other sizes.
     """
     made = make_projection(
         length,

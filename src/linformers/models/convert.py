@@ -225,7 +225,7 @@ def from_tatp22(model: Any) -> Linformer | LinformerLM | LinearMultiheadAttentio
 def _attention_of_tatp22(theirs: Any) -> LinearMultiheadAttention:
     head, heads, channels, two = theirs.heads[0], len(theirs.heads), theirs.channels, not hasattr(theirs, "w_o")
     if head.full_attention:
-        raise ValueError("full_attention=True: there is nothing to shorten; use torch.nn.MultiheadAttention")
+        raise ValueError("full_attention=True: this layer has no projection; use torch.nn.MultiheadAttention instead")
     if head.causal_mask is not None:
         raise leaks("linformers.LinearMultiheadAttention(causal=True)")
     if head.dim * heads != channels:

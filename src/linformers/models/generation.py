@@ -67,7 +67,7 @@ def stream(start: Start, step: Step, max_new_tokens: int, **options: Unpack[Gene
     """:func:`generate`, yielding the tokens ``(b,)`` as they are generated; not with beam search."""
     check_options(max_new_tokens, options)
     if options.get("num_beams", 1) > 1:
-        raise ValueError(f"num_beams={options['num_beams']} cannot be streamed: the best beam is known at the end")
+        raise ValueError(f"num_beams={options['num_beams']} cannot be streamed: the best beam is only known at the end")
     return _tokens(start, step, max_new_tokens, options)
 
 
@@ -100,7 +100,7 @@ def check_options(max_new_tokens: int, options: Generation) -> None:
         (top_p is not None and not 0 < top_p <= 1, f"top_p must be above 0 and at most 1, got {top_p}"),
         (temperature == 0 and (top_k or top_p), "top_k and top_p are for drawing; give a temperature above 0"),
         (beams < 1, f"num_beams must be at least 1, got {beams}"),
-        (beams > 1 and temperature, f"num_beams={beams} does not go with drawing (temperature={temperature})"),
+        (beams > 1 and temperature, f"num_beams={beams} cannot be combined with sampling (temperature={temperature})"),
     ):
         if wrong:
             raise ValueError(message)

@@ -1,11 +1,10 @@
-"""What slots hold while a model runs: which tokens chose which content slot, and how many tokens a slot stands for.
+"""What the slots of a running model hold: which tokens chose which content slot, and how many tokens each slot stands for.
 
 Axes: b batch, g heads that differ, n positions, k slots, o opened slots.
 """
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from types import TracebackType
+from contextlib import ExitStack
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -20,12 +19,12 @@ from linformers.ops.views import View, seen_through
 from linformers.projections.base import Projection
 from linformers.projections.content import Content
 
-# A content slot is alive if it holds at least this part of what it would hold if all of its layer held the same.
+# A content slot is alive if it holds at least this fraction of the mean over the slots of its layer.
 ALIVE_FROM = 0.5
 
 
 class Attends(Protocol):
-    """What is to be known of attention; see :class:`linformers.nn.attention.Attention`."""
+    """The attributes of attention that :func:`held_by` reads; see :class:`linformers.nn.attention.Attention`."""
 
     @property
     def k(self) -> int: ...
@@ -43,13 +42,13 @@ class Held(NamedTuple):
     """What the slots of one layer hold in one pass.
 
     Attributes:
-        tokens: ``(b or 1, g, k)``, how many tokens each slot stands for; in causal attention with content slots for the last query.
-        shares: ``(b, g, n, k)``, how much of each token each content slot has, zeros where a token is not real; None for slots of segments, and
+        tokens: ``(b or 1, g, k)``, how many tokens each slot stands for; with causal content slots, as the last query sees them.
+        shares: ``(b, g, n, k)``, the share of each token in each content slot, zeros where a token is not real; None for slots of segments, and
             for those of a context.
-        counted: ``(b, n)``, True for the tokens that ``tokens`` counts: in causal attention the last two blocks are seen exactly.
-        beside: ``(b or 1, n)``, with opened slots and a window: the exact keys outside the window whose segments touch it, which a query sees
-            too.
-        owner: ``(b, n)``, for slots of segments: the slot of every position, -1 where a token is not real.
+        counted: ``(b, n)``, True for the tokens that ``tokens`` counts; in causal attention not those of the last two blocks, which are seen exactly.
+        beside: ``(b or 1, n)``, with opened slots and a window: how many exact keys a query also sees outside its window, because their segments
+            overlap it.
+        owner: ``(b, n)``, for slots of segments, the slot of every position; -1 where a token is not real.
     """
 
     tokens: Tensor
@@ -59,42 +58,35 @@ class Held(NamedTuple):
     owner: Tensor | None = None
 
 
-class Watch(AbstractContextManager["Watch"]):
+class Watch(ExitStack):
     """Records what the slots of stacks hold, for each pass inside this context.
 
-    It takes nothing from the pass, and no random numbers. Positions are in the order of the caller.
+    It changes neither the pass nor the random state. Positions are in the caller's order.
 
     Args:
         stacks: by name.
 
     Attributes:
-        held: for each stack that ran, by name, what each layer with self-attention holds; None for slots that are fixed mixtures of positions.
-        context: the same for the slots of the context of cross-attention.
-        views: for each stack, how to show rows (axis 2) in the order of the caller.
+        held: for each stack that ran, by name, what the slots of self-attention in each layer hold; None for slots that are fixed mixtures of positions.
+        context: the same for the slots of cross-attention.
+        views: for each stack, the views that put positions (axis 2) into the caller's order.
     """
 
     def __init__(self, stacks: Mapping[str, Linformer]) -> None:
+        super().__init__()
         self.stacks = stacks
         self.held: dict[str, list[Held | None]] = {}
         self.context: dict[str, list[Held | None]] = {}
         self.views: dict[str, tuple[View, ...]] = {}
-        self.hooks: list[Any] = []
 
     def __enter__(self) -> "Watch":
         for name, stack in self.stacks.items():
-            self.hooks.append(stack.register_forward_pre_hook(_BeforeStack(self, name), with_kwargs=True))
+            self.enter_context(stack.register_forward_pre_hook(_BeforeStack(self, name), with_kwargs=True))
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks.clear()
 
 
 class _BeforeStack:
-    """Called before a stack runs: knows its mask, and watches its layers for this pass."""
+    """The hook of one stack: keeps the mask of the pass, and records the input of each layer's attention."""
 
     def __init__(self, watch: Watch, name: str) -> None:
         self.watch, self.name = watch, name
@@ -102,7 +94,7 @@ class _BeforeStack:
         self.trace = Trace(need_weights=False, need_hidden=False)
         for module in watch.stacks[name].layers:
             if (attention := cast(Layer, module).attention) is not None:
-                watch.hooks.append(attention.register_forward_pre_hook(self.before_attention, with_kwargs=True))
+                watch.enter_context(attention.register_forward_pre_hook(self.before_attention, with_kwargs=True))
 
     def __call__(
         self, stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any]
@@ -118,7 +110,7 @@ class _BeforeStack:
     def before_attention(self, module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> None:
         attention, x = cast(Attention, module), cast(Tensor, args[0])
         keep = args[1] if len(args) > 1 else given.get("keep")
-        if keep is None and self.mask is not None:  # a causal stack leaves out what only hides the padding at the end
+        if keep is None and self.mask is not None:  # a causal stack passes no mask for trailing padding
             keep = torch.arange(x.shape[1], device=x.device) < self.mask.sum(1)[:, None]
         projection = attention.projection if attention.projection is not None else given.get("projection")
         views = self.watch.views[self.name] = self.trace.views(2)
@@ -137,7 +129,7 @@ def content_stacks(model: nn.Module) -> dict[str, Linformer]:
 def held_by(
     attention: Attends, projection: Projection, x: Tensor, keep: Tensor | None, views: tuple[View, ...] = ()
 ) -> Held | None:
-    """What the slots of self-attention hold of its input ``x`` ``(b, n, ch)``, with ``keep`` ``(b, n)``; None if they are fixed mixtures."""
+    """What the slots of self-attention hold of its input ``x`` ``(b, n, ch)``, with ``keep`` ``(b, n)``; None for fixed mixtures of positions."""
     n, slots, block = x.shape[1], attention.slots, attention.block
     if isinstance(projection, Content):
         shares = projection.for_input(x, keep, slots).shares
@@ -167,7 +159,7 @@ def held_by(
 
 
 def of_memory(memory: Memory) -> Held | None:
-    """What the slots of a context hold; None if they are fixed mixtures, or every position."""
+    """What the slots of a context hold; None for fixed mixtures of positions, and for full attention."""
     if isinstance(memory.exact, Openable):
         opening = memory.exact.opening
         return Held(find_segments(opening.owner, memory.keys.shape[2], opening.width).tokens[:, None])
@@ -180,10 +172,10 @@ def of_memory(memory: Memory) -> Held | None:
 
 
 def opened_keys(held: Held, choice: Tensor) -> Tensor:
-    """How many exact keys each query sees because it opened their slots, or because they touch its window.
+    """How many exact keys each query sees because it opened their slots, or because their segments overlap its window.
 
     Args:
-        choice: ``(b, g, n, o)``, the slots that it opened, -1 for none.
+        choice: ``(b, g, n, o)``, the slots that each query opened, -1 for none.
 
     Returns:
         ``(b, g, n)``.
@@ -196,16 +188,15 @@ def opened_keys(held: Held, choice: Tensor) -> Tensor:
 
 
 def are_alive(tokens: Tensor) -> Tensor:
-    """Which slots are alive, given how many tokens each holds, ``(..., k)``: at least half of what it would hold if all held the same."""
+    """Which slots are alive, given how many tokens each holds, ``(..., k)``; see ``ALIVE_FROM``."""
     return tokens >= ALIVE_FROM * tokens.mean(-1, keepdim=True)
 
 
 @torch.no_grad()
 def slots_alive(held: Mapping[str, list[Held | None]]) -> float | None:
-    """The share of content slots that are alive: that hold at least half of an even share of the tokens of a batch.
+    """The fraction of content slots that are alive (:func:`are_alive`), counted over all real tokens of a batch.
 
-    The even share is the number of real tokens of the whole batch over k. The mean of all heads with a choice of their own, layers and stacks is
-    returned; None if there are no content slots.
+    It is the mean over all heads with shares of their own, layers and stacks; None if there are no content slots.
     """
     found = [
         are_alive(layer.shares.sum((0, 2))).flatten()

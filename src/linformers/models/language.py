@@ -102,7 +102,7 @@ class LinformerLM(nn.Module):
                 raise ValueError("context_mask has no meaning without context; give both")
             return memory
         if memory is not None:
-            raise ValueError("memory is what a context was made into; give one of memory and context")
+            raise ValueError("memory and context exclude each other: memory is made from a context; give one of them")
         return self.memory(context, mask)
 
     def new_state(self, batch: int) -> DecodingState:

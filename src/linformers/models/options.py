@@ -8,24 +8,29 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 from linformers.checks import at_least_one, not_negative, one_of
 from linformers.nn.feedforward import ACTIVATIONS
 from linformers.projections.dense import STARTS
 from linformers.projections.make import METHODS, SHARINGS, Method
 
+AttentionKind = Literal["linformer", "full", "none", "local"]
+Norm = Literal["pre", "post"]
+Positions = Literal["sinusoidal", "learned", "rotary", "none"]
+Pooling = Literal["mean", "first", "attention"]
+
 CHOICES: dict[str, tuple[str, ...]] = {
-    "attention": ("linformer", "full", "none", "local"),
+    "attention": get_args(AttentionKind),
     "cross_attention": ("same", "linformer", "full"),
     "method": METHODS,
     "start": STARTS,
-    "norm": ("pre", "post"),
+    "norm": get_args(Norm),
     "activation": tuple(ACTIVATIONS),
     "checkpoint_level": ("C0", "C1", "C2"),
     "parameter_sharing": SHARINGS,
-    "positions": ("sinusoidal", "learned", "rotary", "none"),
-    "pooling": ("mean", "first", "attention"),
+    "positions": get_args(Positions),
+    "pooling": get_args(Pooling),
 }
 
 P = ParamSpec("P")
@@ -62,7 +67,7 @@ class Shared:
         at_least_one(block_size=self.block_size, open_reach=self.open_reach)
         if self.open_slots and isinstance(self.method, str) and self.method != "mean":
             raise ValueError(
-                f"open_slots={self.open_slots} opens the means of segments, and method={self.method!r} makes other slots; "
+                f"open_slots={self.open_slots} needs slots that are means of segments, and those of method={self.method!r} are not; "
                 "use method='mean'"
             )
         if self.open_reach is not None and not self.open_slots:
@@ -169,7 +174,7 @@ class StackOptions(Shared):
         return [
             (
                 self.input_size is None and not content,
-                "input_size=None, for inputs of any length, needs attention='linformer' and method='content'; say the longest input",
+                "input_size=None, for inputs of any length, needs attention='linformer' and method='content'; give the longest input",
             ),
             (
                 content and self.parameter_sharing == "layerwise" and self.ff_intermediate not in (None, self.channels),
@@ -195,7 +200,7 @@ class StackOptions(Shared):
             ),
             (
                 self.local_window and self.causal,
-                f"local_window={self.local_window} is for encoders; with causal=True use block_size",
+                f"local_window={self.local_window} is for encoders; with causal=True, use block_size",
             ),
             (
                 self.local_window and self.kind in ("full", "none"),
@@ -207,7 +212,7 @@ class StackOptions(Shared):
             ),
             (
                 self.block_size is not None and not self.causal,
-                f"block_size={self.block_size} is for causal=True; encoders take local_window",
+                f"block_size={self.block_size} is for causal=True; for encoders, use local_window",
             ),
             (
                 self.open_slots and "linformer" not in (self.kind, self.cross_kind if self.context_size else ""),
@@ -224,7 +229,7 @@ class StackOptions(Shared):
             ),
             (
                 own_method and self.parameter_sharing != "layerwise",
-                "a method of your own is one for all layers, got "
+                "a user-defined method serves all layers, got "
                 f"parameter_sharing={self.parameter_sharing!r}; use 'layerwise'",
             ),
             (
@@ -237,7 +242,7 @@ class StackOptions(Shared):
             ),
             (
                 own_method and self.context_size and self.cross_attention != "full",
-                f"a method of your own is for self-attention, got context_size={self.context_size}; use a named method, or "
+                f"a user-defined method is for self-attention, got context_size={self.context_size}; use a named method, or "
                 "cross_attention='full'",
             ),
             (
@@ -288,7 +293,9 @@ class LanguageOptions(TokenOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.return_emb and self.tie_weights:
-            raise ValueError("return_emb=True has no output weights, so tie_weights=True has no meaning")
+            raise ValueError(
+                "tie_weights=True needs the output weights, which return_emb=True leaves out; give one of them"
+            )
 
 
 @dataclass
@@ -305,7 +312,7 @@ class ClassifierOptions(TokenOptions, _Classes):
 
 
 def arguments(options: object, kind: type) -> dict[str, Any]:
-    """The values in ``options`` of all fields that ``kind``, another class of options, has, as keyword arguments."""
+    """The values in ``options`` for the fields of ``kind``, another class of options, as keyword arguments."""
     return {field.name: getattr(options, field.name) for field in fields(kind)}
 
 

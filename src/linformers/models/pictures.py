@@ -1,4 +1,4 @@
-"""Drawings of attention weights, of what slots gather, and of what content slots hold.
+"""Draws attention weights, what slots take from positions, and what content slots hold.
 
 Axes: h heads, g heads that differ, n positions, k slots, c positions of a block, m columns of the weights.
 """
@@ -17,24 +17,28 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_LABELS = 32  # rows that are named in a picture
+MOST_LABELS = 32  # labelled rows of a picture
 
 BAR: dict[str, Any] = {"shrink": 0.8, "pad": 0.02, "aspect": 30, "fraction": 0.05}
 IMAGE: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
-OPENED = ("#00424f", "#00b4d8", "#d9fbff")  # from no weight to the largest; nowhere in the colours of the others
+OPENED = (
+    "#00424f",
+    "#00b4d8",
+    "#d9fbff",
+)  # from the smallest to the largest weight; colours that magma does not contain
 ALIVE, DEAD, INK = "#1b82c4", "#b8b8b8", "#d55e00"
-PANELS = 4  # beside each other, if all heads share their slots
+PANELS = 4  # side by side, if all heads share their slots
 
 
 class Picture(NamedTuple):
-    """The weights of a layer as they are drawn.
+    """The weights of a layer, ready to be drawn.
 
     Attributes:
         weights: ``(h, n, slots + exact)``.
         slots: how many columns are slots.
-        exact: how many are exact keys beside them; with 0 all columns are of one kind.
-        opened: the same, what is drawn in blue: the weights of slots that a query opened, also spread over the exact keys that they stand for;
-            NaN elsewhere. None if none can be opened.
+        exact: how many columns after them are exact keys; if 0, all columns are slots, or all are keys.
+        opened: of the same shape, drawn in blue: the weights of the slots that a query opened, also spread over the exact keys that these stand
+            for; NaN elsewhere. None if slots cannot be opened.
     """
 
     weights: Tensor
@@ -43,7 +47,7 @@ class Picture(NamedTuple):
     opened: Tensor | None = None
 
     def columns(self, keys: str) -> str:
-        """What the columns are; without slots ``keys``."""
+        """The label of the columns; ``keys`` if there are no slots."""
         if self.exact:
             exact = f"{self.exact} exact key{'s' * (self.exact != 1)}"
             return f"{self.slots} slot{'s' * (self.slots != 1)} | {exact}" if self.slots else exact
@@ -51,15 +55,15 @@ class Picture(NamedTuple):
 
 
 class Beside(NamedTuple):
-    """What is drawn beside the heads of a layer: what its slots take from positions.
+    """The panel to the right of the heads: what the slots of each layer take from each position.
 
     Attributes:
         values: ``(positions, slots)``; None where a layer has none.
         title: of the column.
-        bar: what its colours mean.
-        columns: what the columns are.
-        rows: what the rows are.
-        signed: whether values below zero are possible.
+        bar: label of the colour bar.
+        columns: label of the columns.
+        rows: label of the rows.
+        signed: whether values may be negative.
     """
 
     values: list[Tensor | None]
@@ -80,7 +84,9 @@ def draw_weights(
     heads, rows = pictures[0].weights.shape[:2]
     columns = heads + (beside is not None)
     height = 2.4 if labels is None else max(2.4, 0.5 + 0.12 * min(rows, MOST_LABELS))
-    width = max(2.2 * columns + 1, 5) + 1.6 * any(picture.opened is not None for picture in pictures)  # one more bar
+    width = max(2.2 * columns + 1, 5) + 1.6 * any(
+        picture.opened is not None for picture in pictures
+    )  # space for a second colour bar
     figure = Figure(figsize=(width, height * len(pictures) + 0.6), layout="constrained")
     axes = figure.subplots(len(pictures), columns, squeeze=False)
     figure.suptitle(title)
@@ -101,7 +107,7 @@ def draw_weights(
             if picture.slots and picture.exact:
                 axis.axvline(picture.slots - 0.5, color="white", linewidth=1)
             if picture.exact:
-                axis.set_xticks([])  # columns have no common count; the label says what they are
+                axis.set_xticks([])  # slots and keys have no common numbering
             if i == 0:
                 axis.set_title(f"head {j + 1}")
             if i == len(pictures) - 1 or not alike:
@@ -119,7 +125,7 @@ def draw_weights(
 
 
 def draw_beside(axes: "Sequence[Axes]", beside: Beside) -> Any:
-    """The last column; returns one of the images, for a colour bar."""
+    """Draw the last column, and return one of its images, for a colour bar."""
     limit = max((float(v.abs().max()) for v in beside.values if v is not None), default=0.0) or 1.0
     colours: dict[str, Any] = {"cmap": "RdBu_r", "vmin": -limit} if beside.signed else {"cmap": "viridis", "vmin": 0.0}
     shown = None
@@ -138,11 +144,11 @@ def draw_beside(axes: "Sequence[Axes]", beside: Beside) -> Any:
 
 
 def draw_held(title: str, layers: "Sequence[tuple[int, Held]]", rows: int, labels: Sequence[str] | None) -> "Figure":
-    """How many tokens each content slot holds, as bars, and below them which token chose which slot.
+    """Draw how many tokens each content slot holds, as bars, and below them the share of each token in each slot.
 
     Args:
         layers: the number of each layer, and what its slots hold of one sample: tokens ``(1, g, k)``, shares ``(1, g, n, k)``.
-        rows: the most positions to draw.
+        rows: how many positions to draw at most.
         labels: a text for each position.
     """
     from matplotlib.colors import PowerNorm
@@ -194,7 +200,7 @@ def draw_held(title: str, layers: "Sequence[tuple[int, Held]]", rows: int, label
 
 
 def draw_tokens(axis: "Axes", where: str, tokens: Tensor, highest: float) -> None:
-    """Bars: how many tokens ``(k,)`` each slot holds, grey where it is not alive, and a line at an even share."""
+    """Draw how many tokens ``(k,)`` each slot holds as bars, grey for dead slots, with a line at their mean."""
     values, alive = tokens.float().cpu(), are_alive(tokens.float()).cpu()
     k = len(values)
     colours = [ALIVE if living else DEAD for living in alive.tolist()]
@@ -203,18 +209,18 @@ def draw_tokens(axis: "Axes", where: str, tokens: Tensor, highest: float) -> Non
     axis.set(xlim=(-0.5, k - 0.5), ylim=(0, highest))
     mark_whole(axis)
     if not values.any():
-        axis.set_title(f"{where}: nothing is in slots yet", fontsize=9)
+        axis.set_title(f"{where}: no token is in a slot yet", fontsize=9)
     else:
         axis.set_title(f"{where}: {int(alive.sum())} of {k} slots alive", fontsize=9)
 
 
 def mark_exact(axis: "Axes", counted: Tensor, says: bool) -> None:
-    """Hide, half, the rows that are in no slot for the last query, because it sees them exactly."""
+    """Fade the rows of tokens that are in no slot for the last query, because it sees them exactly."""
     (hidden,) = (~counted).nonzero(as_tuple=True)
     if not len(hidden):
         return
     begin, end = int(hidden.min()), int(hidden.max())
-    if counted[begin : end + 1].any():  # padding on both sides: nothing simple to mark
+    if counted[begin : end + 1].any():  # padding on both sides: not one range of rows
         return
     axis.axhspan(begin - 0.5, end + 0.5, color="white", alpha=0.6, linewidth=0)
     axis.axhline(begin - 0.5, color=INK, linewidth=1)
@@ -224,7 +230,7 @@ def mark_exact(axis: "Axes", counted: Tensor, says: bool) -> None:
 
 
 def mark_whole(axis: "Axes") -> None:
-    """Marks at whole numbers."""
+    """Place the ticks of both axes at whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     axis.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
@@ -256,7 +262,7 @@ def draw_opened(choice: Tensor, weights: Tensor, slots: int, owner: Tensor | Non
 
 
 def name_rows(axis: Any, labels: Sequence[str] | None) -> None:
-    """Write texts beside the rows, or some of them if there are many; None leaves all out."""
+    """Label the rows, or some of them if there are many; None removes the labels."""
     if labels is None:
         axis.set_yticks([])
         return
@@ -266,20 +272,20 @@ def name_rows(axis: Any, labels: Sequence[str] | None) -> None:
 
 
 def at_positions(near: Tensor, block: int, n: int, start: int = 0) -> Tensor:
-    """Weights of exact neighbours, put at the positions of their keys.
+    """Weights of exact neighbours, moved to the columns of their keys' positions.
 
     Args:
         near: of the first queries, ``(h, queries, 2 c)`` for the previous and the own block of each, or ``(h, queries, 3 c)`` with the
             next one too.
         block: c.
         n: how many keys there are.
-        start: the position from which blocks are counted; what is before it comes last.
+        start: the position at which the first block begins; positions before it come last.
 
     Returns:
         ``(h, queries, n)``.
     """
     rows, columns = near.shape[1:]
-    places = (torch.arange(rows, device=near.device) - start) % n  # of the queries, as blocks count them
+    places = (torch.arange(rows, device=near.device) - start) % n  # of the queries, counted from the first block
     key = (places // block - 1)[:, None] * block + torch.arange(columns, device=near.device)  # (queries, 2 c or 3 c)
     inside = (key >= 0) & (key < n)
     index = ((key.clamp(0, n - 1) + start) % n).expand_as(near)
@@ -290,7 +296,7 @@ def at_positions(near: Tensor, block: int, n: int, start: int = 0) -> Tensor:
 def gathered(projection: Projection, positions: int, k: int | None = None) -> Tensor | None:
     """What each slot takes from each of the first ``positions``: ``(positions, k)``, the mean over heads.
 
-    It is found by shortening the unit vectors, so it works for every method but content slots, which have no fixed positions: None.
+    Computed by projecting unit vectors, so it works for every method but content slots, which have no fixed positions: None for these.
     """
     if isinstance(projection, Content):
         return None

@@ -125,9 +125,9 @@ class Linformer(nn.Module):
         self._check(x, mask)
         if memory is not None:
             if self.context_size is None:
-                raise ValueError("this stack has no cross-attention to use a memory; build it with context_size")
+                raise ValueError("got a memory, but this stack has no cross-attention; build it with context_size")
             if memory[0].keys.shape[0] != x.shape[0]:
-                raise ValueError(f"got a batch of {x.shape[0]} with a memory of {memory[0].keys.shape[0]} rows")
+                raise ValueError(f"got a batch of {x.shape[0]}, but a memory for a batch of {memory[0].keys.shape[0]}")
         trace = trace or Trace(need_weights=need_weights, need_hidden=False)
         if memory is None and state is None and self._goes_in_chunks(x, trace):
             parts = self.parts()
@@ -195,7 +195,7 @@ class Linformer(nn.Module):
     def _see_first(self, x: Tensor, trace: Trace) -> Tensor:
         """Record the input of the first layer, if hidden states are requested."""
         if trace.need_hidden and self.reversible:
-            raise ValueError("a reversible stack keeps no hidden states; build it with reversible=False to see them")
+            raise ValueError("a reversible stack keeps no hidden states; build it with reversible=False to record them")
         return trace.see(x)
 
     def _each(self) -> Iterator[Layer]:
@@ -269,7 +269,9 @@ class Linformer(nn.Module):
         attentions = [attention for attention in attentions if attention.kind == "linformer"]
         owned = [p for p in (self.projection, *(a.projection for a in attentions)) if p is not None]
         if len({attention.slots for attention in attentions}) > 1 and k is not None:
-            raise ValueError(f"the layers have different numbers of slots; k={k} would make them equal")
+            raise ValueError(
+                f"the layers have different numbers of slots, and k={k} would make them equal; build a new stack"
+            )
         slots, content = k, any(isinstance(projection, Content) for projection in owned)
         if self.causal and attentions and not content and length is not None:
             block = attentions[0].block

@@ -67,7 +67,7 @@ def stream(
     else:
         known = length if out is None else out.shape[1]
         if known is None:
-            raise ValueError("an iterator does not say how long the sequence is; give length, or out")
+            raise ValueError("an iterator has no length; give length, or out")
         iterator, n, whole = iter(x), known, None
         first = next(iterator, like.new_empty(0, 0, model.channels))
         step = chunk or parts.chunk_length(len(first))

@@ -46,7 +46,7 @@ class TokenStack(nn.Module):
             self.pos_emb = SinusoidalPositions(self.emb_dim)
         elif options.positions == "learned":
             if options.input_size is None:
-                raise ValueError("positions='learned' needs a longest input; say input_size, or use other positions")
+                raise ValueError("positions='learned' needs a maximum length; give input_size, or use other positions")
             self.pos_emb = nn.Embedding(options.input_size, self.emb_dim)
         self.dropout_tokens = Dropout(options.dropout_tokens)
         self.linformer = Linformer(**arguments(options, StackOptions))

@@ -35,8 +35,8 @@ MOST_POSITIONS = 1024
 Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]]]
 
 
-class Look(NamedTuple):
-    """What one pass showed, by the name of a stack, or its name and ``" (cross)"``: for each layer its weights and the rest.
+class Recorded(NamedTuple):
+    """Recordings of one pass, for each layer, by the name of the stack; those of cross-attention under its name and ``" (cross)"``.
 
     Attributes:
         weights: ``(b, h, n, m)``.
@@ -52,13 +52,13 @@ class Look(NamedTuple):
 
 
 class Visualizer:
-    """Look inside any model with a :class:`Linformer` in it: its own class, the text models, a user's module.
+    """Draws the attention of any model that contains a :class:`Linformer`: the stack itself, the text models, or a user's module.
 
-    The weights are asked for in one pass and belong to the caller; the model keeps nothing. Each :class:`LinearMultiheadAttention` outside of a
-    stack is one of one layer, by its name in the model; which slots it opened is not shown.
+    The weights are recorded in one pass and returned; the model keeps nothing. A :class:`LinearMultiheadAttention` outside of a stack counts as a
+    stack of one layer, with its name in the model; the slots that it opens are not shown.
 
     Args:
-        model: whatever contains the stacks.
+        model: a module that contains stacks or layers.
 
     Example:
         >>> import torch
@@ -74,11 +74,11 @@ class Visualizer:
         self.alone = layers_alone(model)
         if not self.stacks and not self.alone:
             raise ValueError(
-                f"{type(model).__name__} contains no Linformer stack to look into, and no LinearMultiheadAttention"
+                f"{type(model).__name__} contains neither a Linformer stack nor a LinearMultiheadAttention, so there is nothing to show"
             )
 
     def weights(self, *inputs: Any, **options: Any) -> dict[str, list[Tensor]]:
-        """Run the model on ``inputs``, as it is called otherwise, in eval mode.
+        """Run the model on ``inputs``, its usual arguments, in eval mode.
 
         Returns:
             For each stack, by name, the weights of its layers, ``(b, h, n, m)``: the slots first (:meth:`slots` says how many), then
@@ -109,7 +109,7 @@ class Visualizer:
         Args:
             inputs: what the model takes.
             sample: which sample of the batch.
-            max_positions: draw the first so many positions only.
+            max_positions: draw only this many positions, from the first on.
             row_labels: for each stack, by name, a text for each position, such as its token.
             options: further arguments of the model.
 
@@ -121,7 +121,9 @@ class Visualizer:
 
         look = self.look(*inputs, **options)
         figures: dict[str, Figure] = {}
-        with matplotlib.rc_context({"text.parse_math": False}):  # a name or a token is no formula
+        with matplotlib.rc_context(
+            {"text.parse_math": False}
+        ):  # matplotlib would read $ in a name or a token as a formula
             for name, layers in look.weights.items():
                 labels = (row_labels or {}).get(name)
                 pictures = [self._picture(name, i, look, sample, max_positions) for i in range(len(layers))]
@@ -154,14 +156,14 @@ class Visualizer:
         for figure in self.figures(*inputs, **options).values():
             manager = plt.figure().canvas.manager
             if manager is None:
-                raise RuntimeError("matplotlib has no window to show a figure in; use save")
+                raise RuntimeError("matplotlib has no display to show figures on; use save")
             manager.canvas.figure = figure
             figure.set_canvas(manager.canvas)
         plt.show()
 
     @torch.no_grad()
-    def look(self, *inputs: Any, **options: Any) -> Look:
-        """Run the model as :meth:`weights` does, and return also what slots hold and which a query opened."""
+    def look(self, *inputs: Any, **options: Any) -> Recorded:
+        """Run the model as :meth:`weights` does, and also return what its slots hold and which of them each query opened."""
         traces: dict[str, list[Trace]] = {name: [] for name in self.stacks}
         starts: dict[str, Tensor] = {}
 
@@ -190,7 +192,7 @@ class Visualizer:
             for hook in hooks:
                 hook.remove()
         unknown: dict[str, list[Tensor | None]] = {name: [None] * len(found) for name, found in heard.weights.items()}
-        look = Look(heard.weights, unknown, heard.held, starts | heard.starts)
+        look = Recorded(heard.weights, unknown, heard.held, starts | heard.starts)
         for name, passes in traces.items():
             for label, held, found in (
                 (name, watch.held, [(trace.weights, trace.opened) for trace in passes]),
@@ -213,7 +215,7 @@ class Visualizer:
         layer = cast(Layer, self.stacks[name.removesuffix(CROSS)].layers[index])
         return cast(Attention, layer.cross if name.endswith(CROSS) else layer.attention)
 
-    def _picture(self, name: str, index: int, look: Look, sample: int, most: int) -> Picture:
+    def _picture(self, name: str, index: int, look: Recorded, sample: int, most: int) -> Picture:
         """What is drawn of the weights of a layer."""
         attention, slots = self._attention(name, index), self.slots(name, index)
         weights, choice = look.weights[name][index][sample], look.opened[name][index]
@@ -228,7 +230,7 @@ class Visualizer:
         # No query that is drawn sees a key further right.
         exact = at_positions(weights[..., slots:], attention.block, n, start)[..., : most + 2 * attention.block]
         seen = weights[..., :slots]
-        if attention.causal:  # the slots of blocks that no query has behind it yet are left out
+        if attention.causal:  # slots of blocks that no query has finished yet are left out
             used = (seen > 0).any(0).any(0).nonzero()
             seen = seen[..., : int(used.max()) + 1 if len(used) else 0]
         weights, shown, keys = torch.cat([seen, exact], -1), seen.shape[-1], exact.shape[-1]
@@ -238,8 +240,8 @@ class Visualizer:
             opened = draw_opened(choice, weights, shown, owner)
         return Picture(weights, shown, keys, opened)
 
-    def _beside(self, name: str, look: Look, sample: int, rows: int) -> Beside | None:
-        """What the slots of all layers gather; None if none has slots that show it."""
+    def _beside(self, name: str, look: Recorded, sample: int, rows: int) -> Beside | None:
+        """What the slots of all layers gather; None if no layer has slots with fixed positions."""
         found: list[Tensor | None] = []
         content = any(held is not None and held.shares is not None for held in look.held[name])
         for i in range(len(look.weights[name])):
@@ -267,14 +269,14 @@ class Visualizer:
         if projection is None:
             stack = self.stacks[name.removesuffix(CROSS)]
             projection = stack.context_projection if name.endswith(CROSS) else stack.projection
-        # The positions of cross-attention are those of the context, of which the rows say nothing.
+        # The positions are those of the context, whose length the rows do not give.
         positions = MOST_POSITIONS if name.endswith(CROSS) else rows
         return None if projection is None else gathered(projection, positions, attention.slots)
 
-    def _content(self, name: str, look: Look, sample: int) -> list[tuple[int, Held]]:
+    def _content(self, name: str, look: Recorded, sample: int) -> list[tuple[int, Held]]:
         """The layers with content slots, counted from 1, and what these hold of one sample."""
         if not any(self._attention(name, i).opens is None for i in range(len(look.weights[name]))):
-            return []  # those that can be opened are segments, which hold what their place says
+            return []  # slots that can be opened are segments: their positions are fixed
         return [
             (i + 1, Held(*(None if x is None else x[sample : sample + 1] for x in held)))  # type: ignore[arg-type]
             for i, held in enumerate(look.held[name])

@@ -219,7 +219,9 @@ class Attention(nn.Module):
         if self.kind == "linformer":
             projection = self._projection(projection)
         elif max_len is None:
-            raise ValueError(f"attention={self.kind!r} keeps exact keys; build the model with a longest input")
+            raise ValueError(
+                f"decoding with attention={self.kind!r} keeps all exact keys and needs a maximum length; build the model with input_size"
+            )
         else:  # exact keys only: of two blocks, or of everything
             projection, slots = Mean(self.block if self.kind == "local" else max_len, 1), 0
         return CausalState.empty(
@@ -238,7 +240,7 @@ class Attention(nn.Module):
     def _projection(self, handed: Projection | None) -> Projection:
         """The layer's own projection, or the one that all layers share."""
         if (projection := handed if self.projection is None else self.projection) is None:
-            raise TypeError("this attention has no projection of its own; hand it one")
+            raise TypeError("this attention has no projection of its own; pass one")
         return projection
 
     def _heads(self, x: Tensor, rotate: Rotate | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -39,7 +39,7 @@ def keep_of(mask: Tensor | None, key: Tensor, batched: bool) -> Tensor | None:
         between = ~keep & ~(mask <= torch.finfo(mask.dtype).min)
         if between.any():
             raise ValueError(
-                f"a float key_padding_mask may hold 0 (use) and -inf (ignore); got {mask[between][0].item():g}, and a key "
-                "cannot be weighed: its slot mixes it with others"
+                f"a float key_padding_mask may hold 0 (use) and -inf (ignore); got {mask[between][0].item():g}, but keys "
+                "cannot be weighted individually: a slot mixes several"
             )
     return keep if batched else keep[None]

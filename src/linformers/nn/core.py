@@ -31,10 +31,10 @@ from linformers.nn.memory import (
 from linformers.nn.positions import Rotate
 from linformers.ops.blocks import attend_blocks, attend_blocks_with_weights
 from linformers.ops.cpu import LookUp, Shorten, ShortenByContent, by_rows, rows_of_chunk
-from linformers.ops.gathered import attend_gathered, attend_gathered_with_weights
+from linformers.ops.gathered import attend_gathered
 from linformers.ops.heads import join_heads, to_heads
 from linformers.ops.linformer import attend, attend_causally, attend_with_weights, multiply_ones
-from linformers.ops.opened import attend_opened, attend_opened_with_weights
+from linformers.ops.opened import attend_opened
 from linformers.ops.views import View, all_slots
 from linformers.private import are_functorch_transforms_active, has_global_hook
 from linformers.projections.base import KEY, Projection, Slots
@@ -71,7 +71,7 @@ class Near(NamedTuple):
 
 
 class How(NamedTuple):
-    """How attention runs; it does not change what a query sees.
+    """How attention runs, independent of what a query sees.
 
     Attributes:
         dropout: probability of dropping a weight after the softmax.
@@ -139,24 +139,15 @@ def look_up_opened(q: Tensor, memory: Memory, how: How, choice: Choice) -> Atten
     """:func:`look_up` with opened slots; here the exact neighbours are part of the memory."""
     keys, values, exact = memory.keys, memory.values, memory.exact
     tensors = (q, exact.keys, exact.values, keys, values)  # type: ignore[union-attr]
-    chosen: dict[str, Any] = {"choice": choice.slots, "dropout": how.dropout}
-    weights = None
+    options: dict[str, Any] = {"choice": choice.slots, "dropout": how.dropout, "need_weights": how.need_weights}
     if how.need_weights:
         columns = keys.shape[2] if how.columns is None else how.columns
-        chosen["views"] = (*all_slots(keys.shape[2], columns), *how.views)
+        options["views"] = (*all_slots(keys.shape[2], columns), *how.views)
     if isinstance(exact, OpenableAt):
-        what = (exact.segments, exact.seen)
-        if how.need_weights:
-            out, weights, choice.slots = attend_gathered_with_weights(
-                *tensors, *what, open_slots=exact.open_slots, **chosen
-            )
-        else:
-            out, choice.slots = attend_gathered(*tensors, *what, open_slots=exact.open_slots, **chosen)
+        opened = attend_gathered(*tensors, exact.segments, exact.seen, open_slots=exact.open_slots, **options)
     elif isinstance(exact, Openable):
-        if how.need_weights:
-            out, weights, choice.slots = attend_opened_with_weights(*tensors, exact.opening, **chosen)
-        else:
-            out, choice.slots = attend_opened(*tensors, exact.opening, **chosen)
+        opened = attend_opened(*tensors, exact.opening, **options)
+    out, weights, choice.slots = opened
     return out, weights
 
 

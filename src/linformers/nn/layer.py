@@ -224,7 +224,7 @@ class Layer(nn.Module):
         if state is not None:
             seen = state.attention
             if seen is None:
-                raise ValueError("this state was not made for this stack; make it with new_state")
+                raise ValueError("this state belongs to another stack; make one with new_state")
             options: dict[str, Any] = {"keep": run.keep, "need_weights": need_weights, "choice": choice}
             out, weights = attention.step(x, seen, rotate=run.rotate, **options)
         else:
@@ -256,7 +256,7 @@ class Layer(nn.Module):
                 if state is None
                 else "first hand it to forward, with the state"
             )
-            raise ValueError(f"this stack has cross-attention (context_size) and no memory to look up; {hint}")
+            raise ValueError(f"this stack has cross-attention (context_size) but got no memory; {hint}")
         choice = None if cross.opens is None else run.choice(self.index, "cross")
         shown = {"need_weights": run.trace.need_weights, "views": run.trace.views(2)}
         out, weights = cross.look_up(x, memory, **shown, choice=choice)  # type: ignore[arg-type]

@@ -254,7 +254,7 @@ def with_exact(
     owners = projection.owners(projection.max_len if causal else n, None if causal else keep, k, keys.device)
     if owners is None:
         raise ValueError(
-            f"open_slots={opens.slots} opens the means of segments, and {type(projection).__name__} makes other slots; "
+            f"open_slots={opens.slots} needs slots that are means of segments, and those of {type(projection).__name__} are not; "
             "use method='mean'"
         )
     owner, width = owners

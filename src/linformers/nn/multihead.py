@@ -115,10 +115,10 @@ class LinearMultiheadAttention(TorchMaps):
         for name, value in (("causal", causal), ("local_window", local_window)):
             if value and (add_bias_kv or add_zero_attn):
                 extra = "add_bias_kv" if add_bias_kv else "add_zero_attn"
-                raise ValueError(f"{extra}=True does not go with {name}={value}")
+                raise ValueError(f"{extra}=True cannot be combined with {name}={value}")
         not_negative(local_window=local_window, open_slots=open_slots)
         if causal and local_window:
-            raise ValueError(f"local_window={local_window} is not for causal=True, which has block_size")
+            raise ValueError(f"local_window={local_window} cannot be combined with causal=True; use block_size")
         self.dropout, self.batch_first = dropout, batch_first
         self.param_sharing, self.local_window = param_sharing, local_window
         self.opens = Opens(open_slots, open_reach) if open_slots else None
@@ -154,7 +154,7 @@ class LinearMultiheadAttention(TorchMaps):
             self._causal_len = longest
         if open_slots and made.owners(1, None, 1, torch.device("cpu")) is None:
             raise ValueError(
-                f"open_slots={open_slots} opens the means of segments, and {type(made).__name__} makes other slots; use method='mean'"
+                f"open_slots={open_slots} needs slots that are means of segments, and those of {type(made).__name__} are not; use method='mean'"
             )
         if projection is None:
             self.projection = made
@@ -162,7 +162,7 @@ class LinearMultiheadAttention(TorchMaps):
             object.__setattr__(self, "projection", made)  # bypasses nn.Module, which would register it
         for name, given, own in (("seq_len", seq_len, self.seq_len), ("proj_k", proj_k, self.proj_k)):
             if given != own and not isinstance(given, Default):
-                raise ValueError(f"{name}={given}, but the projection handed in has {own}; leave {name} out")
+                raise ValueError(f"{name}={given}, but the given projection has {own}; leave {name} out")
         self.reset_maps()
 
     @property
@@ -187,7 +187,7 @@ class LinearMultiheadAttention(TorchMaps):
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
         """Change ``seq_len`` or ``proj_k`` in place; see :func:`linformers.resample`."""
         if "projection" not in dict(self.named_children()):
-            raise ValueError("this layer was handed its projection; resample the module that owns it")
+            raise ValueError("this layer does not own its projection; resample the module that does")
         if not self.causal:
             self.projection.resample_(max_len, k, noise)
             return
@@ -343,7 +343,7 @@ class LinearMultiheadAttention(TorchMaps):
     ) -> tuple[Tensor, Tensor | None]:
         """Attention of nested tensors, which ``nn.TransformerEncoder`` makes of padded batches in eval mode."""
         if query is not key or key is not value:
-            raise ValueError("nested tensors are taken for self-attention only; pad them and pass key_padding_mask")
+            raise ValueError("nested tensors are supported for self-attention only; pad them and pass key_padding_mask")
         lengths = torch.tensor([len(x) for x in query.unbind()], device=query.device)
         padded = query.to_padded_tensor(0.0)
         keep = torch.arange(padded.shape[1], device=query.device) < lengths[:, None]
@@ -355,7 +355,7 @@ class LinearMultiheadAttention(TorchMaps):
         return torch.nested.as_nested_tensor(rows, layout=query.layout), weights
 
     def extra_repr(self) -> str:
-        own = "" if "projection" in dict(self.named_children()) else ", projection=handed in"
+        own = "" if "projection" in dict(self.named_children()) else ", projection=shared"
         groups = "" if self.num_kv_heads == self.num_heads else f", num_kv_heads={self.num_kv_heads}"
         return (
             f"embed_dim={self.embed_dim}, num_heads={self.num_heads}{groups}, seq_len={self.seq_len}, proj_k={self.proj_k}, "

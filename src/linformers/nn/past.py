@@ -90,7 +90,7 @@ class FinishedSlots:
         if int(block.max() + 1) * r > room:
             c = self.projection.max_len
             raise ValueError(
-                f"got a token past position {int(block.max() + 2) * c}, but this state has room for {room // r + 2} blocks of {c}; "
+                f"got a token past position {int(block.max() + 2) * c}, but this state holds {room // r + 2} blocks of {c}; "
                 "build the model with a longer maximum length"
             )
         slot = (block * r)[:, None] + torch.arange(r, device=rows.device)  # (rows, r)

@@ -90,7 +90,7 @@ class CausalState:
             past = FinishedSums(projection, sums, sums.clone(), count, dtype)
             shares = zeros(projection.heads, places, slots, dtype=single(dtype))
         elif max_len is None:
-            raise ValueError("a decoding state without content slots needs the longest input, max_len")
+            raise ValueError("a decoding state without content slots needs max_len, the longest input")
         else:
             room = max(0, -(-max_len // c) - 2) * slots
             real = torch.ones(batch, room, dtype=torch.bool, device=device)
@@ -203,7 +203,7 @@ class CausalState:
         if self.exact_shares is None:
             return None
         if source is None:
-            raise TypeError("content slots are chosen by the input of the layer; hand it to the state as source")
+            raise TypeError("content slots need the input of the layer; pass it as source")
         return self.past.shares(source)
 
     def _retire(self, keep: Tensor | None) -> None:

@@ -60,8 +60,8 @@ def by_rows(run: Callable[[Tensor], Tensor], x: Tensor, *, recompute: bool = Fal
     if whole or x.shape[1] < least or torch.compiler.is_compiling():
         return checkpoint(run, x, use_reentrant=False) if recompute and grad else run(x)
     if grad:  # split, not slices: the gradient of a slice has the length of the whole input
-        pieces = x.split(rows, 1)
-        return torch.cat([checkpoint(run, y, use_reentrant=False) if recompute else run(y) for y in pieces], 1)
+        parts = x.split(rows, 1)
+        return torch.cat([checkpoint(run, y, use_reentrant=False) if recompute else run(y) for y in parts], 1)
     first = run(x[:, :rows])
     out = first.new_empty(x.shape[0], x.shape[1], *first.shape[2:])
     out[:, :rows] = first
@@ -132,7 +132,7 @@ class ShortenByContent(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, gradients: bool) -> tuple[Tensor, Tensor, Tensor]:
         b, _, ch = x.shape
         total, count, kept = x.new_zeros(b, weight.shape[1], ch), x.new_zeros(b, weight.shape[1]), list[Tensor]()
-        for i, rows in pieces(x):
+        for i, rows in chunks(x):
             shares = torch.mm(x[i, rows], weight).softmax(-1)
             total[i].addmm_(shares.mT, x[i, rows])
             count[i] += shares.sum(0)
@@ -153,7 +153,7 @@ class ShortenByContent(torch.autograd.Function):
         d_x = torch.zeros_like(x) if wants_x and d_x is None else d_x
         d_weight = torch.zeros_like(weight) if wants_weight else None
         with torch.autocast("cpu", enabled=False):  # as in the forward pass
-            for shares, (i, rows) in zip(kept, pieces(x), strict=True):
+            for shares, (i, rows) in zip(kept, chunks(x), strict=True):
                 d_logits = torch.addmm(d_count[i], x[i, rows], d_total[i].mT).mul_(shares)
                 d_logits.addcmul_(shares, d_logits.sum(-1, keepdim=True), value=-1)
                 if d_x is not None:
@@ -183,7 +183,7 @@ class LookUp(torch.autograd.Function):
         scale: float | None = None,
     ) -> Tensor:
         out, kept = x.new_empty(*x.shape[:2], len(wo)), list[Tensor]()
-        for i, rows in pieces(x):
+        for i, rows in chunks(x):
             place = out[i, rows]
             # Queries that no backward pass needs are written where the output goes, which is then in the cache already.
             q = linear(x[i, rows], wq, bq, out=None if gradients or len(wq) != len(wo) else place)
@@ -205,7 +205,7 @@ class LookUp(torch.autograd.Function):
             for y, wanted in zip((wq, wq[:, 0], keys, values, wo, wo[:, 0]), wants, strict=True)
         ]
         with torch.autocast("cpu", enabled=False):  # as in the forward pass
-            for j, (i, rows) in enumerate(pieces(x)):
+            for j, (i, rows) in enumerate(chunks(x)):
                 q, attended, logsumexp = kept[3 * j : 3 * j + 3]
                 one, d_y = slice(i, i + 1), d_out[i, rows]
                 if d_wo is not None:
@@ -236,7 +236,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None) -
     return torch.mm(x, weight.mT, out=out) if bias is None else torch.addmm(bias, x, weight.mT, out=out)
 
 
-def pieces(x: Tensor) -> Iterator[tuple[int, slice]]:
+def chunks(x: Tensor) -> Iterator[tuple[int, slice]]:
     """The sample and the rows of each chunk."""
     rows = rows_of_chunk(x.shape[2])
     for i in range(x.shape[0]):

@@ -1,6 +1,6 @@
 """Opened slots by gathering: the exact keys of the slots that a query opens are copied for every query.
 
-For any device, for graphs (``torch.compile``, export), for dropout and for callers who want to see the weights.
+For any device, for graphs (``torch.compile``, export), for dropout and for callers that request the weights.
 
 Axes: b batch, h heads, g key/value heads, r query heads of a key/value head, n query positions, s key positions, k slots, l positions of a
 segment, o opened slots, m blocks, c positions of a block, w exact keys near a block, d channels.
@@ -30,7 +30,9 @@ def attend_gathered(
     open_slots: int,
     dropout: float = 0.0,
     choice: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    need_weights: bool = False,
+    views: Sequence[View] = (),
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Attend to slots, to the exact keys of opened ones, and to exact neighbours.
 
     Args:
@@ -44,73 +46,14 @@ def attend_gathered(
         open_slots: how many slots each query opens for each key/value head; fewer where it sees fewer.
         dropout: probability of dropping a weight after the softmax.
         choice: open these slots, as returned by an earlier call: rounding could change the choice in a recomputed pass.
-
-    Returns:
-        The output ``(b, h, n, d)``, zeros where a query sees nothing; and the choice ``(b, g, n, o)``, -1 where nothing was opened.
-    """
-    out, _, choice = _attend(q, k, v, slot_keys, slot_values, segments, seen, open_slots, dropout, choice, None)
-    return out, choice
-
-
-def attend_gathered_with_weights(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slot_keys: Tensor,
-    slot_values: Tensor,
-    segments: Segments,
-    seen: Seen,
-    *,
-    open_slots: int,
-    dropout: float = 0.0,
-    choice: Tensor | None = None,
-    views: Sequence[View] = (),
-) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`attend_gathered`, for callers who want to see the weights.
-
-    Args:
+        need_weights: also return the weights.
         views: applied to the returned weights; see :func:`linformers.ops.views.seen_through`.
 
     Returns:
-        The output; the weights ``(b, h, n, k + w)``, first of the slots, then of the exact neighbours; and the choice. The column of an
-        opened slot is the sum of the weights of its keys; for a segment that overlaps a window, of its keys outside the window.
+        The output ``(b, h, n, d)``, zeros where a query sees nothing; the weights ``(b, h, n, k + w)``, first of the slots, then of the exact
+        neighbours, or None; and the choice ``(b, g, n, o)``, -1 where nothing was opened. The column of an opened slot is the sum of the
+        weights of its keys; for a segment that overlaps a window, of its keys outside the window.
     """
-    return _attend(q, k, v, slot_keys, slot_values, segments, seen, open_slots, dropout, choice, views)
-
-
-def slot_logits(q: Tensor, slot_keys: Tensor, count: Tensor) -> Tensor:
-    """The logits of slots ``(b, g, k, d)`` that stand for ``count`` ``(b or 1, k)`` tokens each: ``(b, g, n, k)`` for ``q`` ``(b, g, n, d)``."""
-    scale: float = q.shape[-1] ** -0.5
-    return (q * scale) @ slot_keys.mT + count.clamp(min=1).to(q.dtype).log()[:, None, None]
-
-
-def choose(logits: Tensor, open_slots: int) -> Tensor:
-    """The slots with the largest logits ``(..., k)``, the largest first, ties by the earlier slot: ``(..., o)``, -1 where the logit is -inf.
-
-    On the CPU, a few passes with ``max`` are faster than ``topk``, and they define which of equal logits comes first.
-    """
-    chosen = []
-    for _ in range(min(open_slots, logits.shape[-1])):
-        value, slot = logits.max(-1, keepdim=True)
-        chosen.append(slot.masked_fill(value == -torch.inf, -1))
-        logits = logits.scatter(-1, slot, -torch.inf)
-    return torch.cat(chosen, -1) if chosen else logits.new_zeros(*logits.shape[:-1], 0, dtype=torch.long)
-
-
-def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slot_keys: Tensor,
-    slot_values: Tensor,
-    segments: Segments,
-    seen: Seen,
-    open_slots: int,
-    dropout: float,
-    choice: Tensor | None,
-    views: Sequence[View] | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, the weights with ``views`` applied (none if ``views`` is None), and the choice."""
     with without_autocast(q):  # the choice is made in float32
         dtype, n, slots = single(q.dtype), q.shape[2], slot_keys.shape[2]
         queries, keys, values, means, mean_values = (x.to(dtype) for x in (q, k, v, slot_keys, slot_values))
@@ -135,8 +78,8 @@ def _attend(
         weights = scored.masked_fill(~mask, torch.finfo(dtype).min).softmax(-1).masked_fill(~mask, 0.0)
         if dropout:
             weights = drop(weights, dropout)
-        shown = weights
-        if views is not None:
+        shown: Tensor | None = None
+        if need_weights:
             shown, weights = seen_through(weights, (_columns(weights, chosen, seen, slots), _in_rows(n, rows), *views))
         parts = [x.contiguous() for x in weights.split([x.shape[-1] for x in scores], -1)]
         out = (parts[0].flatten(2, 4) @ mean_values).view(rows.shape[:-1] + mean_values.shape[-1:])
@@ -144,7 +87,27 @@ def _attend(
             out = out + (parts[1].movedim(3, 4) @ opened[1]).movedim(4, 3)
         for weight, part in zip(parts[len(scores) - len(_exact(seen)) :], _exact(seen), strict=True):
             out = out + (weight.flatten(3, 4) @ part.values.to(dtype)).view(out.shape)
-        return _to_rows(out, n).to(q.dtype), shown.to(q.dtype), _to_rows(chosen[:, :, :, None], n)
+        shown = None if shown is None else shown.to(q.dtype)
+        return _to_rows(out, n).to(q.dtype), shown, _to_rows(chosen[:, :, :, None], n)
+
+
+def slot_logits(q: Tensor, slot_keys: Tensor, count: Tensor) -> Tensor:
+    """The logits of slots ``(b, g, k, d)`` that stand for ``count`` ``(b or 1, k)`` tokens each: ``(b, g, n, k)`` for ``q`` ``(b, g, n, d)``."""
+    scale: float = q.shape[-1] ** -0.5
+    return (q * scale) @ slot_keys.mT + count.clamp(min=1).to(q.dtype).log()[:, None, None]
+
+
+def choose(logits: Tensor, open_slots: int) -> Tensor:
+    """The slots with the largest logits ``(..., k)``, the largest first, ties by the earlier slot: ``(..., o)``, -1 where the logit is -inf.
+
+    On the CPU, a few passes with ``max`` are faster than ``topk``, and they define which of equal logits comes first.
+    """
+    chosen = []
+    for _ in range(min(open_slots, logits.shape[-1])):
+        value, slot = logits.max(-1, keepdim=True)
+        chosen.append(slot.masked_fill(value == -torch.inf, -1))
+        logits = logits.scatter(-1, slot, -torch.inf)
+    return torch.cat(chosen, -1) if chosen else logits.new_zeros(*logits.shape[:-1], 0, dtype=torch.long)
 
 
 def _to_blocks(x: Tensor, groups: int, block: int, fill: int = 0) -> Tensor:

@@ -44,7 +44,7 @@ def attend(
     dropout: float = 0.0,
     log_count: Tensor | None = None,
 ) -> Tensor:
-    """Softmax attention of queries to a few slots, by torch's fused kernel where there is one (there is none with dropout on the CPU).
+    """Softmax attention of queries to slots, by torch's fused kernel where one exists (there is none with dropout on the CPU).
 
     Args:
         q: ``(b, h, n, d)``.
@@ -87,7 +87,7 @@ def with_counts(q: Tensor, k: Tensor, v: Tensor, log_count: Tensor) -> tuple[Ten
     """
     d, kind = q.shape[-1], autocast_type(q) or q.dtype
     extra = (log_count * float(d) ** 0.5)[..., None].expand(*k.shape[:3], 1)
-    if kind not in (torch.float32, torch.float64):  # a channel more for the rest of the number
+    if kind not in (torch.float32, torch.float64):  # a second channel for the rounding error of the first
         high = extra.to(kind).to(extra.dtype)
         extra = torch.cat([high, extra - high], -1)
     more = extra.shape[-1]
@@ -104,7 +104,7 @@ def attend_with_weights(
     views: Sequence[View] = (),
     log_count: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`attend`, written out, for callers who want to see the weights.
+    """:func:`attend`, written out, also returning the weights.
 
     Args:
         views: applied to the returned weights; see :func:`seen_through`.

@@ -67,4 +67,4 @@ def check_causal_mask(mask: Tensor, n: int) -> None:
         hidden = mask if mask.dtype == torch.bool else mask <= torch.finfo(mask.dtype).min
         shown = ~mask if mask.dtype == torch.bool else mask == 0
         if not ((hidden == future) & (shown == ~future)).all():
-            raise ValueError("a causal layer takes the standard causal attn_mask only; got another one")
+            raise ValueError("a causal layer takes only the standard causal attn_mask, and got another one")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from linformers.ops.gathered import attend_gathered, attend_gathered_with_weights
+from linformers.ops.gathered import attend_gathered
 from linformers.ops.masks import readable
 from linformers.ops.opened_cpu import OpenedSlots, What
 from linformers.ops.opened_short import attend_short
@@ -65,7 +65,9 @@ def attend_opened(
     *,
     dropout: float = 0.0,
     choice: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    need_weights: bool = False,
+    views: Sequence[View] = (),
+) -> tuple[Tensor, Tensor | None, Tensor]:
     """Attend to slots, to the exact keys of opened ones, and to exact neighbours.
 
     Args:
@@ -77,19 +79,25 @@ def attend_opened(
         opening: which slots can be opened.
         dropout: probability of dropping a weight after the softmax.
         choice: open these slots, as returned by an earlier call: rounding could change the choice in a recomputed pass.
+        need_weights: also return the weights.
+        views: applied to the returned weights; see :func:`linformers.ops.views.seen_through`.
 
     Returns:
-        The output ``(b, h, n, d)``, zeros where a query sees nothing; and the choice ``(b, g, n, m)``, -1 where nothing was opened. The choice is
-        made in float32, without a gradient, by the largest logit of the query heads that share the keys; ties go to the earlier slot.
+        The output ``(b, h, n, d)``, zeros where a query sees nothing; the weights or None; and the choice ``(b, g, n, m)``, -1 where nothing was
+        opened. The choice is made in float32, without a gradient, by the largest logit of the query heads that share the keys; ties go to the
+        earlier slot. The weights are ``(b, h, n, k + e)``, ``(b, h, n, k + 2 c)`` in causal attention, ``(b, h, n, k + 3 c)`` with a window:
+        first those of the slots, then those of exact keys. The column of an opened slot is the sum of the weights of its keys; for a segment
+        that overlaps a window, of its keys outside the window.
     """
-    form = _form(q, k, v, slot_keys, slot_values, opening, dropout)
+    form = GATHERED if need_weights else _form(q, k, v, slot_keys, slot_values, opening, dropout)
     if form != GATHERED:
         owner, m, block, per_block, reach = opening.owner, *opening[2:6]
         segments = find_segments(owner, slot_keys.shape[2], opening.width)
         if form == TILES:
             what = What(owner, segments, m, block, per_block, reach)
-            return OpenedSlots.apply(q, k, v, slot_keys, slot_values, what, choice)
-        return attend_short(
+            out, chosen = OpenedSlots.apply(q, k, v, slot_keys, slot_values, what, choice)
+            return out, None, chosen
+        out, chosen = attend_short(
             q,
             k,
             v,
@@ -105,6 +113,7 @@ def attend_opened(
             dropout=dropout,
             choice=choice,
         )
+        return out, None, chosen
     segments, seen = look_around(k, v, slot_keys.shape[2], opening)
     return attend_gathered(
         q,
@@ -117,43 +126,7 @@ def attend_opened(
         open_slots=opening.open_slots,
         dropout=dropout,
         choice=choice,
-    )
-
-
-def attend_opened_with_weights(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slot_keys: Tensor,
-    slot_values: Tensor,
-    opening: Opening,
-    *,
-    dropout: float = 0.0,
-    choice: Tensor | None = None,
-    views: Sequence[View] = (),
-) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`attend_opened`, for callers who want to see the weights.
-
-    Args:
-        views: applied to the returned weights; see :func:`linformers.ops.views.seen_through`.
-
-    Returns:
-        The output; the weights ``(b, h, n, k + e)``, ``(b, h, n, k + 2 c)`` in causal attention, ``(b, h, n, k + 3 c)`` with a window; and the
-        choice. First come the slots, then exact keys. The column of an opened slot is the sum of the weights of its keys; for a segment that
-        overlaps a window, of its keys outside the window.
-    """
-    segments, seen = look_around(k, v, slot_keys.shape[2], opening)
-    return attend_gathered_with_weights(
-        q,
-        k,
-        v,
-        slot_keys,
-        slot_values,
-        segments,
-        seen,
-        open_slots=opening.open_slots,
-        dropout=dropout,
-        choice=choice,
+        need_weights=need_weights,
         views=views,
     )
 

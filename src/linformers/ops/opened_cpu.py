@@ -24,7 +24,7 @@ AddUp = Callable[[Tensor, Tensor], None]
 
 
 class What(NamedTuple):
-    """The options of what queries see, without the keys; see :class:`linformers.ops.opened.Opening`."""
+    """What queries see, without the keys; see :class:`linformers.ops.opened.Opening`."""
 
     owner: Tensor
     segments: Segments
@@ -280,9 +280,9 @@ class Group:
             return []
         n = self.k.shape[1]
         blocks, shifts = -(-n // block), 2 if causal else 3
-        behind = (blocks + (not causal)) * block - n
-        keys, values = (windows(F.pad(x, (0, 0, block, behind)), block, blocks, shifts) for x in (self.k, self.v))
-        real = F.pad((self.owner >= 0).to(keys.dtype), (block, behind))[..., None]
+        after = (blocks + (not causal)) * block - n
+        keys, values = (windows(F.pad(x, (0, 0, block, after)), block, blocks, shifts) for x in (self.k, self.v))
+        real = F.pad((self.owner >= 0).to(keys.dtype), (block, after))[..., None]
         mask = windows(real, block, blocks, shifts).mT > 0  # (u or 1, m, 1, w)
         if causal:
             mask = mask & (torch.arange(2 * block) <= block + torch.arange(block)[:, None])

@@ -91,7 +91,9 @@ def find_segments(owner: Tensor, k: int, width: int) -> Segments:
     count = count.scatter_add(1, slot, torch.ones_like(slot))
     start = count.cumsum(1) - count  # how many tokens are in earlier slots
     if readable(owner) and owner.device.type == "cpu" and count[:, :k].numel() and int(count[:, :k].max()) > width:
-        raise ValueError(f"got a slot of {int(count[:, :k].max())} positions, but segments of at most {width}")
+        raise ValueError(
+            f"got a segment of {int(count[:, :k].max())} positions, but width={width} is the largest allowed"
+        )
     within = inside.cumsum(1) - 1 - start.gather(1, slot)
     index = (slot * width + within).masked_fill(~inside, k * width)  # others go to a place that is dropped
     position = torch.arange(s, device=owner.device).expand(b, s)

@@ -48,7 +48,7 @@ def window_positions(max_len: int, k: int, used: int, device: torch.device) -> T
     return starts[:, None] + torch.arange(-(-max_len // k), device=device)
 
 
-def piece_windows(x: Tensor, offset: int, max_len: int, k: int) -> tuple[int, Tensor, Tensor]:
+def chunk_windows(x: Tensor, offset: int, max_len: int, k: int) -> tuple[int, Tensor, Tensor]:
     """:func:`segment_windows` of one chunk of a sequence.
 
     Args:
@@ -89,13 +89,15 @@ def member_windows(x: Tensor, keep: Tensor | None, max_len: int, k: int) -> tupl
     return windows, member if keep is None else member & segment_windows(keep, max_len, k)
 
 
-def member_piece(x: Tensor, offset: int, keep: Tensor | None, max_len: int, k: int) -> tuple[slice, Tensor, Tensor]:
+def member_windows_of_chunk(
+    x: Tensor, offset: int, keep: Tensor | None, max_len: int, k: int
+) -> tuple[slice, Tensor, Tensor]:
     """:func:`member_windows` of the positions from ``offset`` on: which slots they reach, ``(b, m, w, d)`` and ``(b or 1, m, w)``."""
-    first, windows, position = piece_windows(blank(x[:, 0], keep), offset, max_len, k)
+    first, windows, position = chunk_windows(blank(x[:, 0], keep), offset, max_len, k)
     ends = torch.arange(first + 1, first + len(position) + 1, device=x.device) * max_len // k
     member = ((position >= offset) & (position < (offset + x.shape[2])) & (position < ends[:, None]))[None]
     if keep is not None:
-        member = member & piece_windows(keep, offset, max_len, k)[1]
+        member = member & chunk_windows(keep, offset, max_len, k)[1]
     return slice(first, first + len(position)), windows, member
 
 

@@ -39,7 +39,7 @@ def check_directory(directory: Path) -> None:
         except OSError as error:
             raise ValueError(f"{entry.path} cannot be read: {error.strerror}; remove it, or restore it") from None
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise ValueError(f"{entry.path} is {kind_of(mode)}, and only regular files are read; remove it")
+            raise ValueError(f"{entry.path} is {kind_of(mode)}, not a regular file; remove it")
         if entry.name in CHECKED and stat.S_ISREG(mode):
             read_object(Path(entry.path), *CHECKED[entry.name], advice=ADVICE)
 
@@ -48,7 +48,7 @@ def of_this_machine(value: Any, place: str) -> None:
     """Allow only names of installed attention functions: for a name with a slash, transformers would fetch a repository and run its code."""
     names = value.values() if isinstance(value, dict) else [value]
     if any(isinstance(name, str) and "/" in name for name in names):
-        raise refused(value, place, "the name of an attention that is installed; code of the hub is not run")
+        raise refused(value, place, "the name of an installed attention function; code from the hub is not run")
 
 
 OF_LINEARIZED = fields(  # of `linformers` in the configuration of a linearised model

@@ -145,7 +145,7 @@ class Projection(nn.Module, ABC):
         if not torch.compiler.is_exporting():  # an export declares its own bounds
             check_length(length, self.max_len)
         if not 1 <= k <= self.k:
-            raise ValueError(f"asked for {k} slots of a projection with {self.k}; ask for 1 to {self.k}")
+            raise ValueError(f"got k={k} for a projection with {self.k} slots; give 1 to {self.k}")
         return k
 
     @abstractmethod
@@ -178,7 +178,7 @@ class Projection(nn.Module, ABC):
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         """Add the positions from ``offset`` on, ``x`` ``(b, h or 1, c, d)`` with ``keep`` ``(b, c)``, in place and without gradients."""
-        raise ValueError(f"{type(self).__name__} sees its whole input at once and cannot take it in chunks")
+        raise ValueError(f"{type(self).__name__} needs its whole input at once and cannot run in chunks")
 
     def finish(self, sums: Sums) -> Slots:
         """The slots that :meth:`forward` makes of the whole sequence at once."""

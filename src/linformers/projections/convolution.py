@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from linformers.checks import one_of
 from linformers.ops.masks import blank
-from linformers.ops.segments import filled, piece_windows, segment_windows
+from linformers.ops.segments import chunk_windows, filled, segment_windows
 from linformers.projections.base import KEY, Projection, Slots, Sums
 from linformers.projections.dense import STARTS, columns
 from linformers.projections.resample import stretch
@@ -61,9 +61,9 @@ class Convolution(Projection):
         k = self.k if k is None else k
         kernel = self.taps(min(part, self.parts - 1), k)  # (heads, w)
         x = x if keep is None else blank(x, keep[:, None])
-        first, windows, _ = piece_windows(x.transpose(1, 2), offset, self.max_len, k)  # (b, m, w, h or 1, d)
+        first, windows, _ = chunk_windows(x.transpose(1, 2), offset, self.max_len, k)  # (b, m, w, h or 1, d)
         real = x.new_ones(1, x.shape[2], dtype=torch.bool) if keep is None else keep
-        _, real, _ = piece_windows(real, offset, self.max_len, k)  # (b or 1, m, w)
+        _, real, _ = chunk_windows(real, offset, self.max_len, k)  # (b or 1, m, w)
         some = slice(first, first + real.shape[1])
         one = "hw,bkwhd->bhkd" if x.shape[1] > 1 else "hw,bkwod->bhkd"
         sums.content[:, :, some] += torch.einsum(one, kernel, windows)

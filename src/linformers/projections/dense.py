@@ -5,6 +5,7 @@ Axes: b batch, h heads, s key positions, k slots, d channels.
 
 import math
 from functools import partial
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,8 @@ from linformers.projections.base import KEY, Projection, Slots, Sums
 from linformers.projections.resample import stretch
 from linformers.watch import is_watched
 
-STARTS = ("random", "segments")
+Start = Literal["random", "segments"]
+STARTS: tuple[str, ...] = get_args(Start)
 
 
 class Dense(Projection):
@@ -124,7 +126,7 @@ class Dense(Projection):
 
 
 class Given(Dense):
-    """A matrix of the user's own, or one for keys and one for values; each ``(max_len, k)`` or ``(heads, max_len, k)``.
+    """A user-defined matrix, or one for keys and one for values; each ``(max_len, k)`` or ``(heads, max_len, k)``.
 
     An ``nn.Parameter`` stays that parameter and is trained; a plain tensor is kept as a buffer and is not.
     """
@@ -155,7 +157,7 @@ class Given(Dense):
         """Do nothing: the matrices are the user's."""
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
-        raise ValueError("a matrix of your own cannot be resampled here; pass one of the new size")
+        raise ValueError("a user-defined matrix cannot be resampled; pass one of the new size")
 
 
 def shorten_by(rows: Tensor, x: Tensor, keep: Tensor | None) -> Slots:

@@ -1,6 +1,7 @@
 """Build the projection of a layer from the name of its method and its sharing mode."""
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -13,11 +14,10 @@ from linformers.projections.dense import STARTS, Dense, Given
 from linformers.projections.own import Custom
 from linformers.projections.pooling import Max, Mean
 
-METHODS = ("learnable", "convolution", "mean", "max", "no_params", "content")
-
-
-SHARINGS = ("none", "headwise", "kv", "layerwise")
-
+MethodName = Literal["learnable", "convolution", "mean", "max", "no_params", "content"]
+Sharing = Literal["none", "headwise", "kv", "layerwise"]
+METHODS: tuple[str, ...] = get_args(MethodName)
+SHARINGS: tuple[str, ...] = get_args(Sharing)
 
 Method = str | Tensor | Sequence[Tensor] | nn.Module | Sequence[nn.Module]
 
@@ -56,17 +56,17 @@ def make_projection(
         return method
     if isinstance(method, str) and one_of("method", method, METHODS) == "content":
         if channels is None:
-            raise ValueError("content slots are chosen by the channels of the input; say how many, with channels=")
+            raise ValueError("method='content' needs channels, the number of channels of the input")
         return Content(channels, k, own_heads, max_len=max_len, device=device, dtype=dtype)
     if max_len is None:
-        raise ValueError(f"method={method!r} needs a longest input; say it, or use method='content', which has none")
+        raise ValueError(f"method={method!r} needs a maximum length; give one, or use method='content', which has none")
     if not isinstance(method, str):
         own = [method] if isinstance(method, Tensor | nn.Module) else list(method)
         modules = [m for m in own if isinstance(m, nn.Module)]
         matrices = [m for m in own if isinstance(m, Tensor)]
         if len(own) not in (1, 2) or len(own) not in (len(modules), len(matrices)):
             raise ValueError(
-                "a method of your own is a matrix or a module, or two matrices or two modules for keys and values; "
+                "method must be a name, a matrix or a module, or two matrices or two modules for keys and values; "
                 f"got {', '.join(type(m).__name__ for m in own) or 'an empty list'}"
             )
         return Custom(modules, max_len, k) if modules else Given(*matrices)
@@ -86,7 +86,7 @@ def projection_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The learned n x k matrices of a model, to give them a smaller learning rate than the rest.
 
     Updates to a column of E add up over n positions: Adam gives every element a step of about the same size, so a slot moves n times as
-    far as a single element. On text a tenth of the rate of the other parameters was much better.
+    far as a single element. On text, a tenth of the rate of the other parameters gave a much lower loss.
     """
     return [p for module in model.modules() if isinstance(module, Dense) for p in module.parameters()]
 

@@ -1,4 +1,4 @@
-"""A user's own module as a projection.
+"""A user-defined module as a projection.
 
 Axes: b batch, s key positions, k slots, d channels.
 """
@@ -14,7 +14,7 @@ from linformers.projections.base import Projection, Slots
 
 
 class Custom(Projection):
-    """A user's own module, or one for keys and one for values, each mapping ``(b, max_len, d)`` to ``(b, k, d)``.
+    """A user-defined module, or one for keys and one for values, each mapping ``(b, max_len, d)`` to ``(b, k, d)``.
 
     Its input always has ``max_len`` positions, zero where there is no token, so that padded and trimmed inputs give the same.
     """
@@ -37,7 +37,7 @@ class Custom(Projection):
             raise ValueError(
                 f"the projection module turned {tuple(whole.shape)} into {tuple(content.shape)}; expected {expected}"
             )
-        # With a bias, a module's output is not zero for a sample without tokens; such a sample has no slots all the same.
+        # With a bias, a module's output is not zero for a sample without tokens; its slots are excluded all the same.
         real = None if keep is None else keep.any(1, keepdim=True).expand(-1, k)
         return Slots(content[:, None, :k], None, real)
 
@@ -47,4 +47,4 @@ class Custom(Projection):
         return torch.cat([whole.flatten(), *parts]).view(0, self.k, whole.shape[2])
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
-        raise ValueError("a projection module of your own cannot be resampled here; build it for the new sizes")
+        raise ValueError("a user-defined projection module cannot be resampled; build it for the new sizes")

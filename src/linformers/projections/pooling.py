@@ -8,7 +8,7 @@ from torch import Tensor
 
 from linformers.ops.precision import mean_of, weighted_sum
 from linformers.ops.seen import segment_owners
-from linformers.ops.segments import filled, member_piece, member_windows
+from linformers.ops.segments import filled, member_windows, member_windows_of_chunk
 from linformers.projections.base import KEY, Projection, Slots, Sums
 
 
@@ -26,7 +26,7 @@ class Mean(Projection):
     def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
-        some, windows, member = member_piece(x, offset, keep, self.max_len, self.k if k is None else k)
+        some, windows, member = member_windows_of_chunk(x, offset, keep, self.max_len, self.k if k is None else k)
         sums.content[:, 0, some] += weighted_sum(member, windows)
         sums.tokens[:, some] += member.sum(-1)
 
@@ -54,7 +54,7 @@ class Max(Projection):
     def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
-        some, windows, member = member_piece(x, offset, keep, self.max_len, self.k if k is None else k)
+        some, windows, member = member_windows_of_chunk(x, offset, keep, self.max_len, self.k if k is None else k)
         largest = windows.masked_fill(~member[..., None], -torch.inf).amax(2)  # (b, m, d)
         sums.content[:, 0, some] = torch.maximum(sums.content[:, 0, some], largest)
         sums.tokens[:, some] += member.sum(-1)

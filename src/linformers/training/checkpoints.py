@@ -20,14 +20,14 @@ FILES = named(fields({"bytes": whole(), "sha256": text()}), inner_path)  # of th
 
 @contextmanager
 def written_aside(directory: Path, **facts: Any) -> Iterator[Path]:
-    """Fill the directory that this gives; when the block ends it is listed, made durable, and gets its name.
+    """Yield a temporary directory to fill; when the block ends, its files are listed with their checksums, synced, and it is renamed.
 
     Args:
         directory: its final name; an existing directory is replaced.
         facts: what to note in the list, such as the step.
 
     Raises:
-        OSError: if something could not be written; then nothing of it is left, and what was there before still is.
+        OSError: if something could not be written; then nothing of it is left, and an existing directory is unchanged.
     """
     try:
         with scratch(beside(directory)) as aside:
@@ -43,7 +43,7 @@ def written_aside(directory: Path, **facts: Any) -> Iterator[Path]:
             for path in [*files, aside]:
                 sync(path)
             replace_directory(aside, directory)
-    except Exception as error:  # torch and safetensors have errors of their own for a full disk
+    except Exception as error:  # torch and safetensors raise their own errors for a full disk
         raise OSError(f"could not write {directory}: {reason(error)}") from error
 
 
@@ -84,7 +84,7 @@ def last_good(run: Path, say: Callable[[str], None]) -> tuple[int, Path] | None:
         try:
             manifest(path)
         except ValueError as error:
-            say(f"{error}; looking for the checkpoint before it")
+            say(f"{error}; trying the checkpoint before it")
         else:
             return step, path
     return None

@@ -71,7 +71,7 @@ def begin(settings: Settings, out: Path, resume: bool, shows: Progress) -> dict[
     processes.leave()
     run = load_run(out)
     if run.results is not None and run.results.get("step") == run.step:
-        shows.say(f"{out} is complete: trained to step {run.step}, and tested")
+        shows.say(f"{out} is complete: trained to step {run.step} and evaluated")
         return run.results
     return evaluate(run, progress=shows.shown) if processes.is_main() else {}
 
@@ -91,7 +91,7 @@ def fit(run: Run, at: At, shows: Progress) -> None:
     with Interruption() as interruption, closing(metrics):
         trainer = new_trainer(run, model, metrics, shows, interruption)
         if at is not None:
-            shows.say(f"going on with {out} from step {step} of {settings.max_steps}")
+            shows.say(f"resuming {out} from step {step} of {settings.max_steps}")
             trainer.restore(at[1])
         try:
             if step < settings.max_steps and not is_stale(metrics.rows, settings.patience):
@@ -107,7 +107,7 @@ def fit(run: Run, at: At, shows: Progress) -> None:
     done = trainer.state.global_step
     if interruption.requested and done < settings.max_steps:
         raise Interrupted(
-            f"interrupted at step {done}, which is saved in {out / f'checkpoint-{done}'}; go on with: "
+            f"interrupted at step {done}, which is saved in {out / f'checkpoint-{done}'}; resume with: "
             f"linformers train --out {out}"
         )
     if processes.is_main():
@@ -185,7 +185,7 @@ def write_final(trainer: "RunTrainer", run: Run, shows: Progress) -> None:
                 raise ValueError(f"{out / BEST} is from step {found['step']}, and the best is {best['step']}")
             model, step = models.load(out / BEST, run.task), best["step"]
         except ValueError as error:
-            shows.say(f"{error}; the last weights are taken instead")
+            shows.say(f"{error}; using the last weights instead")
     with written_aside(out / FINAL, step=step, until=until) as aside:
         models.save(model, trainer.tokenizer, aside)
         write_json(aside / TALLY, trainer.cost())

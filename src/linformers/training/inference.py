@@ -41,7 +41,7 @@ def generate(
         top_p: sample from the likeliest tokens whose probabilities add up to this.
         beams: the number of beams of beam search.
         seed: of the sampling.
-        show: called with each piece of text as it is generated.
+        show: called with each part of the text as it is generated.
 
     Returns:
         The generated text for each, without the prompt.
@@ -52,7 +52,7 @@ def generate(
     need(run, "generate", "clm", "seq2seq")
     check_choice(max_new_tokens, temperature, top_k, top_p, beams)
     if show is not None and beams > 1:
-        raise ValueError("beam search knows its text only at the end; leave show out")
+        raise ValueError("beam search cannot show text while it generates; leave show out")
     limits.at_most("beams", beams, limits.BEAMS)
     torch.manual_seed(seed)
     options: dict[str, Any] = {"do_sample": temperature > 0, "num_beams": beams}
@@ -83,7 +83,7 @@ def generate_one(run: Run, prompt: str, max_new_tokens: int | None, options: dic
     # In training a document follows the end of another one.
     end = next((i for i in (run.tokenizer.eos_token_id, run.tokenizer.sep_token_id) if i is not None), None)
     if end is None:
-        raise ValueError(f"the tokeniser of {run.directory} has no end token (eos or sep), with which a text begins")
+        raise ValueError(f"the tokeniser of {run.directory} has no end token (eos or sep), which begins a text")
     ids = [end, *run.tokenizer.encode(prompt, add_special_tokens=False, verbose=False)]
     if len(ids) >= run.settings.n:
         raise ValueError(
@@ -161,7 +161,7 @@ def fill_mask(run: Run, texts: Sequence[str], top: int = 5) -> list[list[list[di
         ids = fitting(run, text)
         places = [i for i, token in enumerate(ids) if token == tokenizer.mask_token_id]
         if not places:
-            raise ValueError(f"{text!r} has no mask; write {tokenizer.mask_token} where a word is to be guessed")
+            raise ValueError(f"{text!r} has no mask; write {tokenizer.mask_token} where a word is to be predicted")
         logits = run.model(torch.tensor([ids], device=run.model.device)).logits[0, places]  # (masks, v)
         scores, tokens = logits.softmax(-1).topk(min(top, logits.shape[-1]))
         rows = zip(places, scores.tolist(), tokens.tolist(), strict=True)

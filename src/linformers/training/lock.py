@@ -49,7 +49,7 @@ def alone(directory: Path) -> Iterator[None]:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
             os.close(place)
             raise ValueError(
-                f"another process is working in {directory}; wait until it ends, or name another --out"
+                f"another process is working in {directory}; wait until it ends, or choose another --out"
             ) from None
     try:
         yield

@@ -32,13 +32,13 @@ def enter(out: Path) -> None:
         out.mkdir(parents=True, exist_ok=True)
         tidy(out)
     except OSError as error:
-        raise OSError(f"cannot write to {out}: {reason(error)}; name another directory with --out") from error
+        raise OSError(f"cannot write to {out}: {reason(error)}; choose another directory with --out") from error
 
 
 def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progress) -> None:
     """Check the settings, the model and the data of a run, then write its configuration.
 
-    A command that is refused leaves the directory as it was. Text is prepared aside, and gets its place with the configuration.
+    After an error the directory is unchanged. Text is prepared in a temporary directory, which moves into the run together with the configuration.
 
     Args:
         resume: continue an existing run; otherwise it is removed once the new one has been checked.
@@ -169,7 +169,7 @@ def continued(settings: Settings, saved: Run, at: At) -> Settings | None:
 
 
 def settings_from(given: dict[str, Any]) -> Settings:
-    """Settings from what ``config.json`` keeps of them."""
+    """Settings from the values in ``config.json``."""
     known = {field.name for field in dataclasses.fields(Settings)}
     values: Any = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items() if k in known}
     return Settings(**values)
@@ -183,7 +183,7 @@ def check_empty(out: Path, settings: Settings) -> None:
             continue
         hint = f", or use it with --data {path}" if (path / "prepared.json").is_file() else ""
         raise ValueError(
-            f"{out} is not empty and holds no run (it has {path.name}); name another directory with --out{hint}"
+            f"{out} is not empty and holds no run (it has {path.name}); choose another directory with --out{hint}"
         )
 
 

@@ -105,7 +105,7 @@ class Run:
         found = last_good(self.directory, damage.append)
         if found is None:
             because = "; ".join(damage) or "it was stopped before its first checkpoint"
-            raise ValueError(f"{self.directory} has no weights: {because}; train it with the command that began it")
+            raise ValueError(f"{self.directory} has no weights: {because}; resume its training")
         return found[1]
 
     @property

@@ -13,8 +13,10 @@ from typing import Any, Literal, get_args, get_type_hints
 from linformers import limits
 from linformers.checks import one_of
 from linformers.files.checked import maybe, of_type
-from linformers.models.options import Shared, unset
+from linformers.models.options import AttentionKind, Norm, Pooling, Positions, Shared, unset
 from linformers.ops.blocks import block_sizes
+from linformers.projections.dense import Start
+from linformers.projections.make import MethodName, Sharing
 from linformers.training.checking import check
 from linformers.training.defaults import with_defaults
 from linformers.training.options import option, spoken
@@ -37,14 +39,14 @@ FREE = (
 @dataclass(frozen=True, kw_only=True)
 @unset
 class Settings:
-    """What to train, on what, and how; what is not given comes from the preset, and from the saved run when one goes on.
+    """What to train, on what data, and how; unset values come from the preset or, when a run is resumed, from its settings.
 
     Parameters
     ----------
     task
-        Guess masked words (mlm), the next word (clm), a target from a source (seq2seq), or a class (classify).
+        Predict masked tokens (mlm), the next token (clm), a target from a source (seq2seq), or a class (classify).
     preset
-        Sizes for a first look (tiny), for minutes (small) or for hours (base); every one can be changed.
+        Model sizes and number of updates: tiny for a quick test, small for minutes, base for hours of training; each can be changed.
     source
         Begin with the weights of a run, of a saved model of `linformers.hf`, or of an encoder (linearised, or as it was, to compare). The
         sizes and the tokeniser are the source's; heads for another task are new; another --n or --k is resampled. By default all weights are new.
@@ -58,18 +60,18 @@ class Settings:
     label_separator
         What stands between the classes of a text that has several, in CSV files; by default a text has one.
     target_column
-        The column with the target, for seq2seq; by default there is none, and it learns to undo noise.
+        The column with the target, for seq2seq; by default there is none, and the model learns to undo noise.
     targets
-        The files with the targets, line by line beside those of --data, for seq2seq; by default there are none.
+        Files whose line i is the target of line i of --data, for seq2seq; by default there are none.
     tokenizer
-        bpe, wordpiece, words, bytes, or the directory of a tokeniser; for data that is not prepared yet. By default bpe, or words for
+        bpe, wordpiece, words, bytes, or the directory of a tokeniser; for data that is not prepared yet. By default bpe; words for
         ListOps.
     vocab_size
-        Tokens of a new tokeniser. By default 20,000 for words, and for bpe and wordpiece by preset: {vocabulary}.
+        Vocabulary size of a new tokeniser. By default 20,000 for words, and for bpe and wordpiece by preset: {vocabulary}.
     attention
         linformer (k slots), full, local (only the neighbours in --local-window), or none.
     cross_attention
-        How a target of seq2seq sees its source: every token (full), or k slots (linformer), for very long sources.
+        How the decoder of seq2seq attends to the source: to every token (full), or to k slots (linformer), for very long sources.
     n
         The longest input, in tokens.
     target_n
@@ -77,47 +79,47 @@ class Settings:
     k
         Slots of each layer; by default n/4.
     sharing
-        Which projections are one: none, headwise, kv, or layerwise.
+        Which projections are shared: none, headwise (by all heads), kv (also by keys and values), or layerwise (also by all layers).
     method
-        How positions become slots: learnable, convolution, mean, max, no_params, or content (tokens choose their slots).
+        How positions are projected to slots: learnable, convolution, mean, max, no_params (fixed random), or content (tokens choose their slots).
     start
-        How learned projections begin: at random, or as means of segments.
+        Initial values of learned projections: random, or means of segments (segments).
     block_size
-        Positions of a block of a causal model; by default about n/8, and at most 128.
+        Positions of a block of a causal model; by default about n/8, at most 128.
     local_kernel
         Width of a depthwise convolution before attention; 0 for none.
     local_window
-        Also see the exact keys of neighbouring blocks of this many positions; 0 for none. Not for clm.
+        Also attend exactly to the neighbouring blocks of this many positions; 0 for none. Not for clm.
     open_slots
-        Slots that each query opens, to see the exact keys they stand for; 0 for none. With --method mean.
+        How many slots each query opens, to attend to the exact keys they stand for; 0 for none. With --method mean.
     open_reach
-        The positions whose exact keys clm can open, and which decoding keeps; by default all.
+        How many positions back clm can open slots; decoding keeps the exact keys of these. By default all.
     positions
-        sinusoidal, learned, rotary, or none.
+        Position embeddings: sinusoidal, learned, rotary, or none.
     width
-        Channels of the model.
+        Channels of the model (hidden size).
     depth
-        Layers.
+        Number of layers.
     heads
-        Heads of a layer.
+        Attention heads of each layer.
     feedforward
         Hidden channels of the feed-forward layers; by default 4 times the width.
     norm
-        Norms before (pre) or after (post) each part of a layer.
+        Layer norms before (pre) or after (post) each branch of a layer.
     pooling
-        How classify makes one vector of many: mean, first, or attention.
+        How classify pools the tokens of a sequence: mean, first, or attention.
     gated
-        Gated feed-forward layers.
+        Use gated feed-forward layers.
     tie
-        Let the output share the matrix of the embedding.
+        Tie the output matrix to the token embedding.
     dropout
-        Everywhere: embeddings, attention, feed-forward layers.
+        Dropout probability of embeddings, attention and feed-forward layers.
     mask_share
-        The share of tokens that mlm asks for.
+        The share of tokens that mlm has to predict.
     noise
-        What seq2seq learns from text without targets: to say it whole (infill), or only what was taken out (spans).
+        What seq2seq predicts for text without targets, from which spans are removed: the whole text (infill), or the spans alone (spans).
     noise_share
-        The share of tokens that is taken out of it.
+        The share of tokens that is removed for it.
     class_weights
         Let classes count by the number of their texts (none), or rare ones more, so that all count the same (balanced). For classify.
     label_smoothing
@@ -129,28 +131,28 @@ class Settings:
     body_rate
         The learning rate of what --from brought along, as a share of the rest's.
     batch_size
-        Examples of one batch, in each process.
+        Examples per batch, in each process.
     accumulation
-        Batches of one update.
+        Batches whose gradients are accumulated for one update.
     learning_rate
-        At the end of the warm-up; with --from, by default {rates}.
+        Peak learning rate, at the end of the warm-up; with --from, by default {rates}.
     projection_rate
-        The learning rate of learned projections, as a share of the others': each of their numbers meets every position, so that a
-        whole one moves a slot too far.
+        The learning rate of learned projections, as a share of that of the other parameters: updates to a column of E add up over n
+        positions, so that the full rate is too large.
     warmup
-        The share of the updates in which the learning rate rises.
+        The share of the updates over which the learning rate rises.
     schedule
-        How it falls after that: cosine, linear, or constant.
+        Decay of the learning rate after the warm-up: cosine, linear, or constant.
     weight_decay
-        Of AdamW, on matrices only.
+        Weight decay of AdamW, on matrices only.
     clip
-        The largest norm of a gradient; 0 for any.
+        Clip gradients to this norm; 0 for no clipping.
     precision
         fp32, or bf16 for mixed precision.
     recompute
-        Keep no activations inside the layers: less memory, a third more work.
+        Recompute the activations of layers in the backward pass: less memory, about a third more computation.
     max_steps
-        Updates. With --from and classify, by default --epochs {epochs}.
+        Number of updates. With --from and classify, by default --epochs {epochs}.
     epochs
         Passes over the training part, instead of --max-steps, which counts by default.
     save_steps
@@ -160,17 +162,17 @@ class Settings:
     log_steps
         Updates between lines of metrics; by default a hundredth of all.
     eval_batches
-        Batches of the validation part to look at; 0 for all.
+        Batches of the validation part in each evaluation; 0 for all.
     patience
         Stop when the validation loss has not improved for this many evaluations in a row, and keep the best weights; 0 for never.
     keep
-        Checkpoints to keep.
+        How many checkpoints to keep.
     seed
-        Of the first weights, the order of the examples, masking and noise.
+        Random seed of the initial weights, the order of the examples, masking, noise and dropout.
     threads
-        Threads of each process; by default what torch takes.
+        Threads of each process; by default torch's choice.
     workers
-        Processes that read the data; 0 reads it between the updates.
+        Worker processes that load the data; 0 loads it in the training process.
     """
 
     task: Task = UNSET
@@ -185,26 +187,26 @@ class Settings:
     tokenizer: str = UNSET
     vocab_size: int = UNSET
 
-    attention: Literal["linformer", "full", "local", "none"] = UNSET
+    attention: AttentionKind = UNSET
     cross_attention: Literal["full", "linformer"] = UNSET
     n: int = UNSET
     target_n: int = UNSET
     k: int = UNSET
-    sharing: Literal["none", "headwise", "kv", "layerwise"] = UNSET
-    method: Literal["learnable", "convolution", "mean", "max", "no_params", "content"] = UNSET
-    start: Literal["random", "segments"] = UNSET
+    sharing: Sharing = UNSET
+    method: MethodName = UNSET
+    start: Start = UNSET
     block_size: int = UNSET
     local_kernel: int = UNSET
     local_window: int = UNSET
     open_slots: int = UNSET
     open_reach: int = UNSET
-    positions: Literal["sinusoidal", "learned", "rotary", "none"] = UNSET
+    positions: Positions = UNSET
     width: int = UNSET
     depth: int = UNSET
     heads: int = UNSET
     feedforward: int = UNSET
-    norm: Literal["pre", "post"] = UNSET
-    pooling: Literal["mean", "first", "attention"] = UNSET
+    norm: Norm = UNSET
+    pooling: Pooling = UNSET
     gated: bool = UNSET
     tie: bool = UNSET
     dropout: float = UNSET
@@ -313,7 +315,7 @@ class Settings:
             if name not in FREE and value != old[name]:
                 raise ValueError(
                     f"{option(name)} is {shown(value)}, but the saved run has {shown(old[name])}; leave {option(name)} out to "
-                    "go on with the run, name another --out, or give --no-resume to begin it again"
+                    "continue the run, choose another --out, or give --no-resume to start again"
                 )
         if "max_steps" in given:
             given.setdefault("epochs", None)

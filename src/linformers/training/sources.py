@@ -70,7 +70,7 @@ def checked_data(
     directory, kept = data_directory(settings, out), out / DATA
     named = names_own_data(settings, out)
     if named and not (directory / ABOUT).is_file():
-        raise ValueError(f"{kept} is where the run keeps its prepared text; name another directory with --out")
+        raise ValueError(f"{kept} is where the run keeps its prepared text; choose another directory with --out")
     with scratch(beside(kept)) as folder:
         aside = folder / DATA
         if anew and not named and directory == kept:
@@ -139,7 +139,7 @@ def prepare_data(
         shows.say(f"note: {note}")
     if fingerprint not in (None, prepared.fingerprint):
         raise ValueError(
-            f"the data in {prepared.directory} has changed since the run began; put it back, or name another --out"
+            f"the data in {prepared.directory} has changed since the run began; restore it, or choose another --out"
         )
     if prepared.kind not in KINDS[settings.task]:
         raise ValueError(
@@ -179,7 +179,7 @@ def check_options(settings: Settings) -> None:
     for name in OF_TEXT:
         if getattr(settings, name) is not None:
             raise ValueError(
-                f"--{name.replace('_', '-')} is for text, and {settings.data[0]} is prepared already; leave it out, or prepare the "
+                f"--{name.replace('_', '-')} applies to raw text, but {settings.data[0]} is already prepared; leave it out, or prepare the "
                 "text again with it"
             )
 

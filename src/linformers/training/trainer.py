@@ -204,7 +204,7 @@ class RunTrainer(Trainer):
         )
 
     def floating_point_ops(self, inputs: dict[str, Any]) -> int:
-        """Not counted: it takes time at every batch, and is not used."""
+        """Always 0: counting takes time at every batch, and the result is not used."""
         return 0
 
     # Lines, evaluation and checkpoints

@@ -1,4 +1,4 @@
-"""``linformers bench``: times and memory, one file a command."""
+"""``linformers bench``: times and memory, one file for each command."""
 
 from cyclopts import App
 

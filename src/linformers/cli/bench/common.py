@@ -19,7 +19,7 @@ class Common:
     Parameters
     ----------
     rounds
-        How often each contender takes its turn; the fastest counts. By default a few times, fewer where it takes long.
+        How many times each contender runs; the fastest counts. By default a few times, fewer for slow ones.
     threads
         Threads of torch.
     out

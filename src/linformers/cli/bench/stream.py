@@ -18,7 +18,7 @@ def stream(
     memory: bool = True,
     common: Common | None = None,
 ) -> None:
-    """Run one encoder layer in pieces over longer and longer inputs, up to a million positions.
+    """Run one encoder layer in chunks over longer and longer inputs, up to a million positions.
 
     Example: linformers bench stream --lengths 4096 65536
 
@@ -31,7 +31,7 @@ def stream(
     k
         Slots.
     chunk
-        Positions of a piece; by default a good size is picked.
+        Positions of a chunk; by default the size is chosen automatically.
     slots
         Kinds of slots: `linformers` (learned), `content`.
     memory
@@ -56,7 +56,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
     table = Table(
         *("slots", "n", "time", "tokens a second", "share of sgemm", "working memory"),
-        title="one encoder layer in pieces",
+        title="one encoder layer in chunks",
     )
     for cell in result["cells"]:
         peak = megabytes(cell["peak"]) if "peak" in cell else ""

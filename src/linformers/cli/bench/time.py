@@ -39,9 +39,9 @@ def time(
     hidden_dim
         Channels of a head.
     framework
-        Whose layer: PyTorch's or Keras'.
+        The framework of the layer: PyTorch or Keras.
     quick
-        Two inputs of 200 tokens, whatever else is asked for.
+        Two inputs of 200 tokens, whatever the other options say.
     """
     from linformers.experiments import prediction_time
 
