@@ -126,12 +126,19 @@ def test_generation_goes_on_from_a_cache():
 
 @pytest.mark.parametrize(
     ("options", "width"),
-    [({}, (N // C - 2) * (K * C // N) + 2 * C), ({"attention": "full"}, N), ({"attention": "local"}, 2 * C)],
-    ids=["linformer", "full", "local"],
+    [
+        ({}, (N // C - 2) * (K * C // N) + 2 * C),
+        ({"attention": "full"}, N),
+        ({"attention": "local"}, 2 * C),
+        ({"method": "content"}, K + 2 * C),
+        ({"method": "mean", "open_slots": 1}, (N // C - 2) * (K * C // N) + N),
+        ({"method": "mean", "open_slots": 1, "open_reach": 3 * C}, (N // C - 2) * (K * C // N) + 3 * C),
+    ],
+    ids=["linformer", "full", "local", "content", "opened", "reach"],
 )
 @pytest.mark.parametrize("read", [1, 7, N])
 def test_the_keys_of_a_cache_have_one_width(options, width, read):
-    """Slots of all blocks but the last two, and two blocks of exact keys, however much was read."""
+    """Slots, and the exact keys that decoding keeps, however much was read."""
     model = make(LinformerForCausalLM, block_size=C, **options)
     for layer in model(make_ids(2, read)).past_key_values.layers:
         assert layer.keys.shape[:3] == layer.values.shape[:3] == (2, HEADS, width)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from comparison import PROJECTIONS, make_layer
 from covering import covering
-from model_cases import CHANNELS, ENCODERS, N, by_name, holes, make_stack
+from model_cases import CHANNELS, ENCODERS, N, by_name, holes, make_lm, make_stack, tokens
 from torch import Tensor
 
 import linformers.models.chunks
@@ -244,6 +244,13 @@ def test_long_inputs_run_in_chunks_by_themselves(monkeypatch: pytest.MonkeyPatch
 def test_what_does_not_fit_is_refused(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         stream(make_stack(options).eval(), torch.randn(1, 5, CHANNELS).double())
+
+
+def test_text_models_are_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"stream runs a linformers\.Linformer, whose inputs are features; got LinformerLM"
+    ):
+        stream(make_lm(), tokens(1, N))
 
 
 def test_bad_input() -> None:

@@ -134,10 +134,12 @@ def test_the_other_text_models_on_the_meta_device():
 
 
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace:DeprecationWarning")
+@pytest.mark.parametrize("options", [{}, {"method": "content"}, {"method": "mean", "open_slots": 2}], ids=str)
 @pytest.mark.parametrize("make", [make_lm, make_causal_lm])
-def test_a_trace_serves_other_texts_and_masks_of_the_same_length(make):
-    model, ids = make().eval(), tokens(2, 13)
+def test_a_trace_serves_other_texts_and_masks_of_the_same_length(make, options):
+    model, ids = make(**options).eval(), tokens(2, 13)
     first, second = (torch.arange(13) >= torch.tensor(start)[:, None] for start in ([0, 0], [5, 2]))
-    traced = torch.jit.trace(model, (ids, first), check_trace=False)
-    found, expected = (run(ids.flip(0), second) for run in (traced, model))
+    with torch.no_grad():  # as in the check of the trace
+        traced = torch.jit.trace(model, (ids, first))
+        found, expected = (run(ids.flip(0), second) for run in (traced, model))
     torch.testing.assert_close(found[second], expected[second])

@@ -10,7 +10,6 @@ from torch import Tensor
 from transformers import Cache
 
 from linformers.nn.state import DecodingState, LayerState
-from linformers.ops.masks import blank
 
 
 class LinformerCacheLayer:
@@ -25,21 +24,16 @@ class LinformerCacheLayer:
     def keys(self) -> Tensor | None:
         """Slots, then the exact keys of two blocks; zero where the last token sees none.
 
-        ``(b, g, (m - 2) r + 2 c, d)``, for the m blocks of the longest input: its last two have no slots yet. Full attention has exact
-        keys only, ``(b, g, n, d)``.
+        ``(b, g, (m - 2) r + 2 c, d)``, for the m blocks of the longest input: its last two have no slots yet. Content slots are k at any
+        length: ``(b, g, k + 2 c, d)``. With ``open_slots`` the exact keys are those of all n positions, or of ``open_reach`` (at least 2 c).
+        Full attention has exact keys only, ``(b, g, n, d)``.
         """
-        return self._seen("keys")
+        return None if self.state.attention is None else self.state.attention.stored()[0]
 
     @property
     def values(self) -> Tensor | None:
         """The same for the values."""
-        return self._seen("values")
-
-    def _seen(self, part: str) -> Tensor | None:
-        if self.state.attention is None:
-            return None
-        seen = self.state.attention.seen()
-        return blank(getattr(seen, part), None if seen.keep is None else seen.keep[:, None])
+        return None if self.state.attention is None else self.state.attention.stored()[1]
 
 
 class LinformerCache(Cache):

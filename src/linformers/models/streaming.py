@@ -43,6 +43,7 @@ def stream(
         ``out``, or a new tensor.
 
     Raises:
+        TypeError: for anything but a :class:`linformers.Linformer`, text models included.
         ValueError: for a model that cannot run in chunks, and for shapes that do not agree.
 
     Example:
@@ -53,6 +54,8 @@ def stream(
         >>> torch.allclose(stream(model, x, chunk=512), model(x), atol=1e-5)
         True
     """
+    if not hasattr(model, "obstacle_to_chunks"):  # a compiled Linformer has it too
+        raise TypeError(f"stream runs a linformers.Linformer, whose inputs are features; got {type(model).__name__}")
     if (why := model.obstacle_to_chunks()) is not None:
         raise ValueError(f"this model cannot run in chunks: {why}")
     if chunk is not None and chunk < 1:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from linformers.nn.memory import Memory, OpenableAt, Opens
 from linformers.nn.past import FinishedSlots, FinishedSums, Past
+from linformers.ops.masks import blank
 from linformers.ops.precision import single
 from linformers.ops.seen import kept_segments, see_at
 from linformers.ops.views import View
@@ -138,6 +139,19 @@ class CausalState:
             torch.cat([keep, exact], -1),
             counts,
         )
+
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """Keys and values: the slots, then the exact ones in the order of their places; zeros where there are none yet.
+
+        Exact ones are those of :meth:`seen`; if slots can be opened, all that are kept for it.
+        """
+        past, exact = self.past.memory(self._finished_blocks()), self._exact_keep()
+        if self.opens is not None:
+            exact = self.exact_real & (self._position_of_place() >= 0)
+        slots = None if past.keep is None else past.keep if past.keep.dim() == 3 else past.keep[:, None]
+        both = ((past.keys, self.exact_keys), (past.values, self.exact_values))
+        keys, values = (torch.cat([blank(x, slots), blank(y, exact[:, None])], 2) for x, y in both)
+        return keys, values
 
     def _seen_with_opened(self, past: FinishedSlots, opens: Opens) -> Memory:
         c, r, exact = self.block, past.slots, (self.exact_keys, self.exact_values)

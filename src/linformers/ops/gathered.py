@@ -132,7 +132,7 @@ def _exact(seen: Seen) -> list[Near]:
 def _closed(seen: Seen, chosen: Tensor, slots: int) -> Tensor:
     """Which slots the queries see unopened: candidates that they did not choose, ``(b, g, m, c, k)``."""
     opened = torch.zeros(*chosen.shape[:-1], slots + 1, dtype=torch.bool, device=chosen.device)
-    opened = opened.scatter(-1, chosen.masked_fill(chosen < 0, slots), True)  # -1 goes to a column that is dropped
+    opened = opened.scatter(-1, chosen.masked_fill(chosen < 0, slots), 1)  # -1 goes to a column that is dropped
     return seen.candidates[:, None, :, None] & ~opened[..., :slots]
 
 
