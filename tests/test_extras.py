@@ -32,6 +32,7 @@ print(json.dumps(told))
 """
 TORCH = "import torch, linformers; "
 DRAW = f"{TORCH}m = linformers.Linformer(7, 6, dim_k=3, nhead=2); linformers.Visualizer(m)"
+MODULES = {"scikit-learn": "sklearn"}  # packages with another name than their module
 COMMAND = "from linformers.cli import launch; raise SystemExit(launch({}))"
 
 
@@ -143,7 +144,9 @@ def test_the_modules_are_those_of_the_extras():
         found = set()
         for line in declared[extra]:
             name, _, inner = re.match(r"([\w-]+)(\[([\w,]+)\])?", line).groups()
-            found |= set().union(*map(modules, inner.split(","))) if inner else {name.replace("-", "_")}
+            found |= (
+                set().union(*map(modules, inner.split(","))) if inner else {MODULES.get(name, name.replace("-", "_"))}
+            )
         return found
 
     for extra, names in extras.EXTRAS.items():

@@ -1,4 +1,4 @@
-"""``evaluate``: the scores of a run on a part of its data, with those of a frequency baseline.
+"""``evaluate``: the scores of a run on a part of its data, with those of baselines that count.
 
 Axes: c classes.
 """
@@ -29,7 +29,7 @@ def evaluate(
     samples: int = 3,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Loss, perplexity and accuracy on a part, a report for each class, the baseline, and some examples.
+    """Loss, perplexity and accuracy on a part, a report for each class, the baselines, and some examples.
 
     All of the test part becomes ``results.json`` of the run; another part, ``results-PART.json``. With a limit nothing is written.
 
@@ -41,7 +41,7 @@ def evaluate(
         samples: how many examples to show.
         progress: show a progress bar.
     """
-    from linformers.data import frequency_baseline
+    from linformers.data import counted_baselines, frequency_baseline
     from linformers.training.samples import samples as examples_with_answers
 
     shows = Progress(progress)
@@ -81,6 +81,7 @@ def evaluate(
         * (2 if run.prepared.kind == "pairs" else 1),  # a pair is cut at its source or its target
         "texts_cut": examples.cut,
         "baseline": frequency_baseline(examples),
+        "baselines": counted_baselines(examples, shows.say),
     }
     if run.task == "classify":
         results["per_class"] = class_report(confusion, labels)

@@ -36,6 +36,7 @@ OF_RESULTS = {
     **SCORES,
     "slots_alive": number(0, 1),
     "baseline": fields({}, SCORES),
+    "baselines": each(fields({"name": text(), **SCORES}, {"note": text()})),
     "examples": each(named(text())),
     "per_class": each(
         fields({"label": text(), "precision": number(), "recall": number(), "f1": number(), "support": whole()})
