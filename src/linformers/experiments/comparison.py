@@ -151,7 +151,8 @@ def about_cut(cut: Mapping[str, Any]) -> str:
     if not cut["texts_cut"]:
         return f"none of {cut['texts']:,} at n = {cut['n']:,}"
     share = 100 * cut["texts_cut"] / cut["texts"]
-    return f"{cut['texts_cut']:,} of {cut['texts']:,} ({share:.1f} %) at n = {cut['n']:,}"
+    unseen = f"; {100 * cut['unseen']:.1f} % of the text is never read" if "unseen" in cut else ""
+    return f"{cut['texts_cut']:,} of {cut['texts']:,} ({share:.1f} %) at n = {cut['n']:,}{unseen}"
 
 
 def gain_kept(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any] | None:

@@ -45,11 +45,13 @@ class RunFiles:
         return {name: dict(scores) for name, scores in against(self.results)}
 
     @property
-    def cut(self) -> dict[str, int]:
-        """How many texts of the test were longer than the ``n`` tokens of an input; empty if it was not counted."""
+    def cut(self) -> dict[str, Any]:
+        """How many texts of the test were longer than the ``n`` tokens of an input, and the share of the text beyond; empty if unknown."""
         found = {key: self.results.get(key) for key in ("texts_cut", "texts")} | {"n": self.settings.get("n")}
         whole = {key: value for key, value in found.items() if isinstance(value, int) and not isinstance(value, bool)}
-        return whole if len(whole) == len(found) and whole["texts"] > 0 else {}
+        if len(whole) < len(found) or whole["texts"] < 1:
+            return {}
+        return {**whole, **({"unseen": self.results["unseen"]} if "unseen" in self.results else {})}
 
     @property
     def last_step(self) -> int:

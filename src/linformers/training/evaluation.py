@@ -11,11 +11,11 @@ from torch import Tensor
 
 from linformers.files.whole import write_json
 from linformers.training.batch_order import Batches, loader
-from linformers.training.measure import score
+from linformers.training.measure import measure_windows, score
 from linformers.training.models import parameters
 from linformers.training.progress import Progress
 from linformers.training.runs import RESULTS, Run
-from linformers.training.sources import examples_of
+from linformers.training.sources import examples_of, unread
 
 Part = Literal["train", "validation", "test"]
 
@@ -50,6 +50,7 @@ def evaluate(
     batches = loader(examples, Batches(sampler, limit), collate)
     confusion = np.zeros((len(labels), len(labels)), np.int64)
     counted = 0
+    also: dict[str, float] = {}
 
     def seen(guesses: Tensor, right: Tensor, size: int) -> None:
         nonlocal counted
@@ -58,13 +59,16 @@ def evaluate(
             np.add.at(confusion, (right.cpu().numpy(), guesses.cpu().numpy()), 1)
         shows.work("testing", counted, len(examples))
 
-    if examples.cut:
-        shows.say(
-            f"note: {examples.cut} of {len(examples)} examples are longer than {run.settings.n} tokens and were cut"
-        )
+    if note := unread(examples, run.settings):
+        shows.say(f"note: {note}")
     shows.say(f"testing {run.weights} on the {part} part, {len(batches)} batches")
     try:
-        found, also = score(model, run.task, batches, model.device, seen)
+        if run.task == "classify" and run.settings.long == "windows":
+            size = batch_size or run.settings.batch_size
+            pad_id, texts = run.tokenizer.pad_token_id, None if limit is None else limit * size
+            found = measure_windows(model, examples, pad_id, batch_size=size, texts=texts, seen=seen)
+        else:
+            found, also = score(model, run.task, batches, model.device, seen)
     finally:
         shows.stop()
     examples.set_epoch(0)
@@ -80,6 +84,7 @@ def evaluate(
         "texts": len(examples)
         * (2 if run.prepared.kind == "pairs" else 1),  # a pair is cut at its source or its target
         "texts_cut": examples.cut,
+        "unseen": round(examples.unseen, 4),
         "baseline": frequency_baseline(examples),
         "baselines": counted_baselines(examples, shows.say),
     }

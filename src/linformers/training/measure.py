@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from linformers.labels import IGNORED
 from linformers.models.held import Watch, content_stacks, slots_alive
 from linformers.training.metrics import Tally
+from linformers.training.texts import AT_ONCE, averaged
 
 
 def run_model(model: Any, task: str, inputs: dict[str, Tensor], **options: Any) -> Any:
@@ -78,6 +80,36 @@ def measure(
                 seen(best, labels, len(inputs["input_ids"]))
     finally:
         model.train(was_training)
+    return total
+
+
+def measure_windows(
+    model: Any,
+    examples: Any,
+    pad_id: int,
+    *,
+    batch_size: int,
+    texts: int | None = None,
+    seen: Callable[[Tensor, Tensor, int], None],
+) -> Tally:
+    """:func:`measure` for classify, with the probabilities of all windows of a text averaged.
+
+    Args:
+        examples: with ``windows``.
+        texts: how many of them; None for all.
+    """
+    total, count = Tally(), len(examples) if texts is None else min(texts, len(examples))
+    for begin in range(0, count, AT_ONCE):
+        places = range(begin, min(begin + AT_ONCE, count))
+        windows = [examples.windows(i) for i in places]
+        rows = averaged(windows, lambda *inputs: model(*inputs).logits.softmax(-1), pad_id, batch_size, model.device)
+        shares, labels = torch.tensor(np.stack(rows)), torch.tensor([int(examples.classes[i]) for i in places])
+        best = shares.argmax(-1)
+        total.loss -= float(shares[torch.arange(len(labels)), labels].log().sum())
+        total.labels += len(labels)
+        total.correct += int((best == labels).sum())
+        total.tokens += sum(len(one) for own in windows for one in own)
+        seen(best, labels, len(labels))
     return total
 
 

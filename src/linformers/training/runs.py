@@ -35,6 +35,7 @@ OF_RESULTS = {
     **{"peak_memory_mb": number(0), "seconds": number(0)},
     **SCORES,
     "slots_alive": number(0, 1),
+    "unseen": number(0, 1),
     "baseline": fields({}, SCORES),
     "baselines": each(fields({"name": text(), **SCORES}, {"note": text()})),
     "examples": each(named(text())),

@@ -93,6 +93,9 @@ class Settings:
         How positions become slots: learnable, convolution, mean, max, no_params, or content (tokens choose their slots).
     start
         How learned projections begin: at random, or as means of segments.
+    long
+        What classify does with texts of more than n tokens: cut them, or read windows of n tokens: in training one at random in each epoch,
+        in the test and for predictions all of them, with their probabilities averaged.
     block_size
         Positions of a block of a causal model; by default about n/8, and at most 128.
     local_kernel
@@ -190,6 +193,7 @@ class Settings:
     sharing: Literal["none", "headwise", "kv", "layerwise"] = UNSET
     method: Literal["learnable", "convolution", "mean", "max", "no_params", "content"] = UNSET
     start: Literal["random", "segments"] = UNSET
+    long: Literal["cut", "windows"] = UNSET
     block_size: int = UNSET
     local_kernel: int = UNSET
     local_window: int = UNSET
@@ -247,6 +251,7 @@ class Settings:
         one_of("--task", values["task"], get_args(Task))
         one_of("--precision", values["precision"], get_args(Precision))
         one_of("--schedule", values["schedule"], get_args(Schedule))
+        one_of("--long", values["long"], get_args(TYPES["long"]))
         check(values)
         n, steps = values["n"], values["max_steps"]
         values.setdefault("target_n", n)

@@ -180,12 +180,25 @@ def examples_of(
         mask_share=settings.mask_share,
         noise=settings.noise,
         noise_share=settings.noise_share,
+        long=settings.long,
     )
     if not len(examples):
         raise ValueError(f"the {part} part of {prepared.directory} has no examples; prepare more text, or other shares")
     sampler = LengthBatches(examples.lengths, batch_size or settings.batch_size, seed=settings.seed)
     start = prepared.tokenizer.bos_token_id if settings.task == "seq2seq" else None
     return examples, sampler, Collate(prepared.tokenizer.pad_token_id, start, settings.n, settings.target_n)
+
+
+def unread(examples: Any, settings: Settings) -> str | None:
+    """How many examples are cut, and the share of the text that is never read; None if none is."""
+    if not examples.cut:
+        return None
+    instead = ", or --long windows" if settings.task == "classify" else ""
+    longer = "--n or --target-n" if settings.task == "seq2seq" else "--n"
+    return (
+        f"{examples.cut:,} of {len(examples):,} {examples.part} texts are longer than {settings.n:,} tokens and are cut: "
+        f"{examples.unseen:.0%} of the text is never read; for more of it, give a larger {longer}{instead}"
+    )
 
 
 class Collate:
