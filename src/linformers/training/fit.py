@@ -125,6 +125,11 @@ def new_trainer(
     if note := unread(examples, settings):
         shows.say(f"note: {note}")
     size = settings.max_steps * settings.accumulation
+    passes = size * world / len(sampler)
+    shows.say(
+        f"{models.parameters(model):,} parameters, {settings.max_steps:,} updates of {settings.batch_size * settings.accumulation * world} "
+        f"examples: {passes:.2g} passes over {len(examples):,} of up to {settings.n:,} tokens; the time follows after the first updates"
+    )
     look_size = -(-settings.eval_batches // world) or None
     return RunTrainer(
         model,

@@ -62,10 +62,11 @@ class Settings:
     preset
         Sizes for a first look (tiny), for minutes (small) or for hours (base); every one can be changed.
     data
-        Text files, folders, globs, or a directory that `linformers prepare` wrote; by default Python's documentation,
+        Text files, tables (CSV, TSV, JSONL, Parquet), folders, globs, a dataset of `save_to_disk`, or a directory that
+        `linformers prepare` wrote; by default Python's documentation,
         or ListOps for classify.
     column
-        The column with the text, in JSONL and CSV files; by default "text".
+        The column with the text, in tables; by default "text".
     label_column
         The column with the class; by default "label", for classify.
     target_column
