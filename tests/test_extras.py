@@ -89,6 +89,7 @@ def test_every_entry_names_its_extra(tmp_path):
         command("generate", "run", "a"): ("train", "transformers"),
         command("fill-mask", "run", "a"): ("train", "transformers"),
         command("classify", "run", "a"): ("train", "transformers"),
+        command("embed", "run", "a"): ("train", "transformers"),
         command("spectrum", "model"): ("hf", "transformers"),
         command("spectrum", "run"): ("hf", "transformers"),
         command("heads", "model"): ("hf", "transformers"),
