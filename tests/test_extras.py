@@ -32,6 +32,7 @@ print(json.dumps(told))
 """
 TORCH = "import torch, linformers; "
 DRAW = f"{TORCH}m = linformers.Linformer(7, 6, dim_k=3, nhead=2); linformers.Visualizer(m)"
+MODULES = {"scikit-learn": "sklearn"}  # packages with another name than their module
 COMMAND = "from linformers.cli import launch; raise SystemExit(launch({}))"
 
 
@@ -88,6 +89,7 @@ def test_every_entry_names_its_extra(tmp_path):
         command("generate", "run", "a"): ("train", "transformers"),
         command("fill-mask", "run", "a"): ("train", "transformers"),
         command("classify", "run", "a"): ("train", "transformers"),
+        command("embed", "run", "a"): ("train", "transformers"),
         command("spectrum", "model"): ("hf", "transformers"),
         command("spectrum", "run"): ("hf", "transformers"),
         command("heads", "model"): ("hf", "transformers"),
@@ -143,7 +145,9 @@ def test_the_modules_are_those_of_the_extras():
         found = set()
         for line in declared[extra]:
             name, _, inner = re.match(r"([\w-]+)(\[([\w,]+)\])?", line).groups()
-            found |= set().union(*map(modules, inner.split(","))) if inner else {name.replace("-", "_")}
+            found |= (
+                set().union(*map(modules, inner.split(","))) if inner else {MODULES.get(name, name.replace("-", "_"))}
+            )
         return found
 
     for extra, names in extras.EXTRAS.items():

@@ -156,6 +156,21 @@ def test_a_run_says_first_what_it_is_about(tmp_path):
     assert "none of 30 at n = 16" in summary.build([run], models=False)
 
 
+def test_a_page_says_what_counting_gives(tmp_path):
+    saved = [save_run(tmp_path / name, task="clm") for name in ("a", "b")]
+    for run in saved:
+        results = json.loads((run / "results.json").read_text())
+        counted = [{"name": "5-grams", "loss": 1.0, "perplexity": 2.7, "accuracy": 0.9}]
+        (run / "results.json").write_text(json.dumps({**results, "baselines": counted}))
+    text = summary.build(saved[:1], models=False)
+    check(text)
+    assert "Not ahead of 5-grams: perplexity" in text
+    assert re.search(r"<tr><td[^>]*>5-grams</td><td[^>]*>1.000</td>", text)
+    together = summary.build(saved, models=False)
+    table = together[together.index("Side by side") : together.index("<figure>")]
+    assert re.findall(r"<td[^>]*>(frequencies alone|5-grams)<", table) == ["frequencies alone", "5-grams"]
+
+
 def test_runs_of_other_tasks_are_not_beside_each_other(tmp_path):
     saved = [save_run(tmp_path / name, task=task) for name, task in (("a", "mlm"), ("b", "clm"), ("c", "clm"))]
     other = json.loads((saved[2] / "results.json").read_text())

@@ -264,6 +264,19 @@ def test_the_table_has_the_baseline_and_is_markdown(compared):
     assert "Mean ± standard deviation" in text
 
 
+def test_baselines_that_count_are_in_the_table_and_in_the_figures(compared):
+    for path in compared.rglob("results.json"):
+        counted = [{"name": "neighbours", "loss": 1.0, "perplexity": math.e, "accuracy": 0.31}]
+        path.write_text(json.dumps({**json.loads(path.read_text()), "baselines": counted}))
+    result = comparison.summarise(compared)
+    last = comparison.table(result)[1][-1]
+    assert (last[0], *last[5:7]) == ("neighbours", "2.72", "31.00 %")
+    assert result["notes"][-1].startswith("No contender is ahead of neighbours; try more updates")
+    drawn = comparison.draw(compared, result)
+    assert [text.get_text() for text in drawn["k"].legends[0].get_texts()][-2:] == ["frequencies alone", "neighbours"]
+    assert [text.get_text() for text in drawn["test-accuracy"].legends[0].get_texts()] == ["neighbours"]
+
+
 def test_the_column_of_the_share_has_its_reason_or_is_not_there(compared, tmp_path):
     heads, rows = comparison.table(comparison.summarise(compared))
     assert heads[-1] == "gain kept"

@@ -16,6 +16,7 @@ from linformers.cli.bench import app as bench
 from linformers.cli.classify import classify
 from linformers.cli.compare import compare
 from linformers.cli.config import Options
+from linformers.cli.embed import embed
 from linformers.cli.evaluate import evaluate
 from linformers.cli.export import export
 from linformers.cli.fill_mask import fill_mask
@@ -44,6 +45,7 @@ app.command(evaluate)
 app.command(generate)
 app.command(fill_mask)
 app.command(classify)
+app.command(embed)
 app.command(compare)
 app.command(heads)
 app.command(plot)

@@ -3,24 +3,31 @@
 import json as encoding
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
+
+from linformers.checks import at_least_one
 
 
 def classify(
     run: Path,
     *texts: str,
     file: Path | None = None,
+    column: str | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
+    long: Literal["cut", "windows"] | None = None,
+    batch_size: Annotated[int, Parameter(negative="")] = 32,
 ) -> None:
     """Predict the class of texts, with a run of the task classify.
 
-    Texts are arguments, lines of a file, or lines of standard input. One that is longer than the model takes is cut, as in training.
+    Texts are arguments, lines of a file or of standard input, or JSON lines, whose other fields are printed again.
 
     Example: linformers classify run "[MAX 2 9 [MIN 4 7 ] 0 ]"
 
     Example: cat reviews.txt | linformers classify run --json
+
+    Example: linformers classify run --file new.jsonl --column review > answers.jsonl
 
     Parameters
     ----------
@@ -29,22 +36,48 @@ def classify(
     texts
         Texts.
     file
-        A file with one on each line.
+        A file with one on each line, or JSON lines (.jsonl).
+    column
+        The field with the text, of JSON lines; by default "text".
     json
-        Print one JSON object for each text, with the scores of all classes.
+        Print one JSON object for each text, with the probabilities of all classes; always for JSON lines.
+    long
+        Texts that are longer than the model takes: cut them, or average the probabilities of windows; by default as in the run's test.
+    batch_size
+        Texts of a batch.
     """
-    from linformers.cli.texts import read_texts
-    from linformers.training import classify as name
+    from linformers.cli.progress import bar
+    from linformers.cli.texts import read_rows
     from linformers.training import load_run
+    from linformers.training.inference import classified
 
-    opened, given = load_run(run), read_texts(texts, file)
-    found = name(opened, given)
-    for text, answer in zip(given, found, strict=True):
-        if json:
-            print(encoding.dumps({"text": text, **answer}, ensure_ascii=False))
-        else:
-            several = answer.get("labels")
-            label = answer["label"] if several is None else ",".join(several) or "-"
-            print(f"{label}\t{answer['score']:.1%}\t{text}")
-    if cut := sum(answer["cut"] for answer in found):
-        print(f"{cut} of {len(found)} texts were cut to {opened.settings.n} tokens", file=sys.stderr)
+    at_least_one(**{"--batch-size": batch_size})
+    opened, (given, rows) = load_run(run), read_rows(texts, file, column)
+    cut = 0
+    with bar() as progress:
+        found = classified(
+            opened,
+            given,
+            long=long,
+            batch_size=batch_size,
+            seen=lambda count: progress("classifying", count, len(given)),
+        )
+        for i, answer in enumerate(found):
+            cut += answer["cut"]
+            if json or rows is not None:
+                row = {"text": given[i]} if rows is None else rows[i]
+                print(encoding.dumps(joined(row, answer), ensure_ascii=False))
+            else:
+                several = answer.get("labels")
+                label = answer["label"] if several is None else ",".join(several) or "-"
+                print(f"{label}\t{answer['score']:.1%}\t{given[i]}")
+    if cut:
+        more = "; --long windows reads all of them" if long is None else ""
+        print(f"{cut} of {len(given)} texts were cut to {opened.settings.n} tokens{more}", file=sys.stderr)
+
+
+def joined(row: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
+    """A row with its answer; fields that the answer has too are kept in ``given``."""
+    both = {name: row[name] for name in row if name in answer}
+    kept = {name: value for name, value in row.items() if name not in both}
+    return {**kept, **({"given": both} if both else {}), **answer}

@@ -18,7 +18,7 @@ def evaluate(
     samples: Annotated[int, Parameter(negative="")] = 3,
     quick: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Perplexity and accuracy of a run, and of a baseline that predicts token frequencies; for classify also a report by class.
+    """Perplexity and accuracy of a run, beside those of baselines that only count; for classify also a report by class.
 
     Writes results.json (results-PART.json for another part) into the run.
 
@@ -41,7 +41,7 @@ def evaluate(
     quick
         The same as --limit 10.
     """
-    from linformers.cli.results import class_table, table
+    from linformers.cli.results import class_table, show
     from linformers.training import evaluate as test
     from linformers.training import load_run
 
@@ -50,7 +50,7 @@ def evaluate(
     limit = 10 if quick and limit is None else limit
     results = test(load_run(run), part, limit=limit, batch_size=batch_size, samples=samples)
     console = Console()
-    console.print(table(results))
+    show(results, console)
     if "per_class" in results:
         console.print(class_table(results["per_class"]))
     for example in results.get("examples", ()):

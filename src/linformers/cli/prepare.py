@@ -65,7 +65,8 @@ def prepare(
     """Make a tokeniser and a memory-mapped dataset of text, split by document into train, validation and test.
 
     Without sources: Python's own documentation or, with --kind labelled, ListOps. Sources are files, folders and patterns, also
-    compressed (.gz, .bz2, .xz): plain text, JSON lines (.jsonl) and tables (.csv, .tsv). Memory does not grow with the text. The same
+    compressed (.gz, .bz2, .xz): plain text, JSON lines (.jsonl) and tables (.csv, .tsv, .parquet); or one
+    directory of `save_to_disk` of Hugging Face's datasets, whose splits become the parts. Memory does not grow with the text. The same
     command again reuses the result.
 
     Example: linformers prepare --out prepared/python
@@ -85,7 +86,7 @@ def prepare(
     Parameters
     ----------
     sources
-        Files, folders, and glob patterns in quotes.
+        Files, folders, and glob patterns in quotes; or a saved dataset.
     out
         The directory to write; it appears when it is complete.
     kind

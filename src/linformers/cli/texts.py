@@ -1,10 +1,14 @@
-"""Texts for a command: from its arguments, a file with one on each line, or standard input."""
+"""Texts for a command: from its arguments, a file with one on each line, JSON lines, or standard input."""
 
 import sys
 from pathlib import Path
+from typing import Any
 
-from linformers.files.checked import read_text
+from linformers.data.finding import JSON_LINES
+from linformers.files.checked import parse, read_text
 from linformers.files.whole import reason
+
+Row = dict[str, Any]
 
 
 def read_texts(texts: tuple[str, ...], file: Path | None) -> list[str]:
@@ -28,6 +32,37 @@ def read_texts(texts: tuple[str, ...], file: Path | None) -> list[str]:
         raise ValueError(f"standard input is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise OSError(f"cannot read {file}: {reason(error)}") from error
-    if found := [line for line in whole.splitlines() if line.strip()]:
+    if found := [line for line in whole.split("\n") if line.strip()]:
         return found
     raise ValueError(f"{file or 'standard input'} has no text")
+
+
+def read_rows(texts: tuple[str, ...], file: Path | None, column: str | None) -> tuple[list[str], list[Row] | None]:
+    """The given texts and, if they are in JSON lines, the objects that they are in.
+
+    Lines are JSON if a column is named, or if the file is called so (.jsonl, .ndjson, .json).
+
+    Raises:
+        ValueError: if there are none, if a line is no JSON object, or has no text in the column.
+        OSError: if the file cannot be read.
+    """
+    if texts and column is not None:
+        raise ValueError("--column is for JSON lines, and texts were given; leave one of them out")
+    lines = read_texts(texts, file)
+    if texts or (column is None and (file is None or file.suffix.lower() not in JSON_LINES)):
+        return lines, None
+    name = column or "text"
+    rows: list[Row] = []
+    for i, line in enumerate(lines, 1):
+        place = f"line {i} of {file or 'standard input'}"
+        try:
+            row = parse(line, place)
+        except ValueError:
+            raise ValueError(f"{place} is not JSON; there must be one object on each line") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{place} is not a JSON object; there must be one on each line, with a text in {name!r}")
+        if not isinstance(row.get(name), str):
+            has = ", ".join(map(repr, row)) or "nothing"
+            raise ValueError(f"{place} has no text in {name!r}; it has {has}: choose with --column")
+        rows.append(row)
+    return [row[name] for row in rows], rows

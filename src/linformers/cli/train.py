@@ -50,7 +50,7 @@ def train(
     """
     import dataclasses
 
-    from linformers.cli.results import table
+    from linformers.cli.results import show
     from linformers.training import train as run
     from linformers.training.allocator import keep_freed
 
@@ -60,5 +60,5 @@ def train(
     results = run(settings, out, resume=resume)
     if results:
         console = Console()
-        console.print(table(results))
+        show(results, console)
         console.print(f"everything is in {out}", markup=False, highlight=False, soft_wrap=True)

@@ -3,6 +3,7 @@
 from linformers.data.baseline import frequency_baseline
 from linformers.data.batches import LengthBatches, collate
 from linformers.data.build import prepare
+from linformers.data.counted import counted_baselines
 from linformers.data.examples import TASKS, Examples, Task
 from linformers.data.expressions import ListOps, listops
 from linformers.data.noise import Noise
@@ -30,6 +31,7 @@ __all__ = [
     "Progress",
     "Task",
     "collate",
+    "counted_baselines",
     "default_text",
     "frequency_baseline",
     "listops",

@@ -16,6 +16,7 @@ from linformers.data.prepared import ABOUT, VERSION, Prepared, load
 from linformers.data.python_docs import python_docs
 from linformers.data.reading import Errors
 from linformers.data.records import KINDS, Corpus, Kind, Part, with_parts
+from linformers.data.saved import is_saved_dataset, saved_dataset
 from linformers.data.split import Split, check_shares
 from linformers.data.vocabulary import SIZES, check_size, load_tokenizer, table_size, train_tokenizer
 from linformers.files.checked import read_bytes
@@ -56,7 +57,7 @@ def prepare(
     with the same options is reused.
 
     Args:
-        sources: files, folders and patterns; None for Python's own documentation or, if labelled, ListOps.
+        sources: files, folders and patterns, or one directory of ``datasets.save_to_disk``; None for Python's own documentation or, if labelled, ListOps.
         out: the directory to write.
         kind: ``"text"``, ``"pairs"`` or ``"labelled"``; None infers it from the other options.
         targets: files whose lines belong to those of the sources.
@@ -103,15 +104,21 @@ def prepare(
         given["test"] = test
     if validation:
         given["validation"] = validation
-    split = Split(check_shares(shares, given))
     at_least_one(sample=sample, limit=limit)
     corpus = choose_corpus(
         sources, kind, layout, targets, listops, seed, (dataset, dataset_config, dataset_split) if dataset else None
     )
+    held_out: dict[Part, Corpus] = {}
+    if isinstance(corpus, dict):  # a saved dataset with splits of its own; what is named counts more
+        held_out = {part: one for part, one in corpus.items() if part not in ("train", *given)}
+        corpus = corpus["train"]
     if given:
         if sources is None or targets:
             raise ValueError("validation and test files need sources; for pairs, a table and target_column")
-        corpus = with_parts(corpus, {part: files(names, kind, layout) for part, names in given.items()})
+        held_out = {**{part: files(names, kind, layout) for part, names in given.items()}, **held_out}
+    split = Split(check_shares(shares, held_out))
+    if held_out:
+        corpus = with_parts(corpus, held_out)
     if corpus.has_parts and limit is not None:
         raise ValueError("limit does not apply to ListOps; give fewer expressions")
     method = tokenizer or ("words" if corpus.identity["source"] == "listops" else "bpe")
@@ -191,8 +198,8 @@ def choose_corpus(
     listops: ListOps | None,
     seed: int,
     dataset: tuple[str, str | None, str] | None,
-) -> Corpus:
-    """The corpus that the options ask for."""
+) -> Corpus | dict[Part, Corpus]:
+    """The corpus that the options ask for; of a saved dataset its parts."""
     given = [
         name
         for name, value in (("sources", sources), ("a dataset of the hub", dataset), ("ListOps", listops))
@@ -209,7 +216,13 @@ def choose_corpus(
     if sources is not None:
         if not sources:
             raise ValueError("the list of sources is empty; name files, folders or patterns")
-        return files(sources, kind, layout, targets)
+        if not any(map(is_saved_dataset, sources)):
+            return files(sources, kind, layout, targets)
+        if len(sources) > 1 or targets:
+            raise ValueError(
+                f"a dataset that was saved is a source of its own, got {', '.join(sources)}; give it alone"
+            )
+        return saved_dataset(sources[0], kind, layout)
     if kind == "pairs":
         raise ValueError("pairs need files: give sources and targets, or a table with target_column")
     if kind == "labelled":

@@ -23,9 +23,11 @@ from linformers.data.noise import (
 from linformers.data.prepared import Prepared, check_part
 from linformers.data.records import Part
 from linformers.labels import IGNORED
+from linformers.models.windows import window_starts
 
 Task = Literal["mlm", "clm", "seq2seq", "classify"]
 TASKS: tuple[Task, ...] = get_args(Task)
+Long = Literal["cut", "windows"]
 Example = dict[str, Any]
 
 
@@ -52,9 +54,12 @@ class Examples(torch.utils.data.Dataset[Example]):
         noise_share: of tokens that are taken out.
         span_length: about how many together.
         token_dropout: of tokens that "classify" hides: they become the mask, or the unknown token where there is no mask.
+        long: what "classify" does with longer documents: ``"cut"`` takes their first tokens, ``"windows"`` one window, chosen by seed, epoch
+            and index; :meth:`windows` gives all of them.
 
     Attributes:
         cut: how many documents (of pairs: sources or targets) were cut off at the limit.
+        unseen: the share of the tokens that are beyond it.
         lengths: the tokens of each input, ``(len(self),)``; before spans are taken out.
     """
 
@@ -72,12 +77,14 @@ class Examples(torch.utils.data.Dataset[Example]):
         noise_share: float = 0.3,
         span_length: float = 3.0,
         token_dropout: float = 0.0,
+        long: Long = "cut",
     ) -> None:
         check_task(task, prepared)
         for name, share in (("mask_share", mask_share), ("noise_share", noise_share)):
             if not 0 < share < 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {share}")
         one_of("noise", noise, get_args(Noise))
+        one_of("long", long, get_args(Long))
         at_least_one(span_length=span_length)
         self.prepared, self.part, self.task = prepared, check_part(part), task
         self.max_length = max_length
@@ -87,7 +94,8 @@ class Examples(torch.utils.data.Dataset[Example]):
         self.mask_share, self.noise, self.noise_share, self.span_length = mask_share, noise, noise_share, span_length
         self.documents = prepared.documents(part)
         self.special = Special(prepared)
-        self.cut = 0
+        self.long = long
+        self.cut, self._beyond, self._known = 0, 0, 0  # documents, and tokens
         self._denoise = task == "seq2seq" and prepared.kind != "pairs"
         room = max_length if task == "clm" else max_length - len(self.special.before) - len(self.special.after)
         if room < 1 or max_length < 2:
@@ -108,7 +116,7 @@ class Examples(torch.utils.data.Dataset[Example]):
             case "seq2seq":
                 self._whole(room)
                 self.targets = prepared.targets(part)
-                self.cut += int((self.targets.lengths > self.target_length - 1).sum())
+                self._count(self.targets.lengths, self.target_length - 1)
 
         if not len(self.lengths):
             raise ValueError(f"the {part} part of {prepared.directory} is empty; prepare it with a share for it")
@@ -131,6 +139,7 @@ class Examples(torch.utils.data.Dataset[Example]):
             noise_share=self.noise_share,
             span_length=self.span_length,
             token_dropout=self.token_dropout,
+            long=self.long,
         )
 
     def __len__(self) -> int:
@@ -146,7 +155,7 @@ class Examples(torch.utils.data.Dataset[Example]):
                 ids = self._packed(index)
                 return {"input_ids": ids, "labels": ids}
             case "classify":
-                ids = self._passage(index)
+                ids = self._window(index)
                 if self.token_dropout:
                     ids = hide_tokens(ids, self._random(index), self.special.hidden, self.token_dropout)
                 number = int(self.classes[index])
@@ -189,8 +198,32 @@ class Examples(torch.utils.data.Dataset[Example]):
         lengths, ends = self.documents.lengths, np.asarray(self.documents.ends)
         self._begins = ends - lengths
         self._ends = np.minimum(ends, self._begins + room)
-        self.cut = int((lengths > room).sum())
+        if self.long == "cut" or self.task != "classify":
+            self._count(lengths, room)
+        self._room = room
         self._measure()
+
+    def _count(self, lengths: NDArray[np.int64], room: int) -> None:
+        self.cut += int((lengths > room).sum())
+        self._beyond += int(np.maximum(lengths - room, 0).sum())
+        self._known += int(lengths.sum())
+
+    @property
+    def unseen(self) -> float:
+        return self._beyond / self._known if self._known else 0.0
+
+    def _window(self, index: int) -> Ids:
+        """The tokens of a document for one example: from its beginning, or from anywhere."""
+        size, begin = int(self.documents.lengths[index]), int(self._begins[index])
+        if self.long == "windows" and size > self._room:
+            begin += int(self._random(index).integers(size - self._room + 1))
+        return self.documents.tokens[begin : begin + min(size, self._room)].astype(np.int64)
+
+    def windows(self, index: int) -> list[Ids]:
+        """All windows of a document, which overlap by a quarter, as inputs of "classify"; one if it is short enough or cut."""
+        ids = self.documents[index].astype(np.int64)
+        starts = window_starts(len(ids), self._room) if self.long == "windows" else [0]
+        return [self._wrap(ids[start : start + self._room]) for start in starts]
 
     def _measure(self) -> None:
         self.lengths: NDArray[np.int64] = self._ends - self._begins + len(self.special.before) + len(self.special.after)
@@ -234,11 +267,7 @@ class Special:
     def __init__(self, prepared: Prepared) -> None:
         tokenizer = prepared.tokenizer
         self._where = prepared.directory
-        inner = tokenizer.encode("a", add_special_tokens=False)
-        outer = tokenizer.encode("a")
-        begin = next((i for i in range(len(outer) + 1) if outer[i : i + len(inner)] == inner), 0)
-        self.before = np.array(outer[:begin], np.int64)
-        self.after = np.array(outer[begin + len(inner) :], np.int64)
+        self.before, self.after = around(tokenizer)
         self._end = next((i for i in (tokenizer.eos_token_id, tokenizer.sep_token_id) if i is not None), None)
         self._mask, self._unknown = tokenizer.mask_token_id, tokenizer.unk_token_id
         self._size = prepared.vocab_size
@@ -271,6 +300,14 @@ class Special:
             ordinary = np.setdiff1d(np.arange(self._size), self._special)
             self._vocabulary = Vocabulary(self._size, int(self._mask), ordinary)
         return self._vocabulary
+
+
+def around(tokenizer: Any) -> tuple[Ids, Ids]:
+    """The special tokens that a tokeniser puts before a text, and those after it."""
+    inner = tokenizer.encode("a", add_special_tokens=False)
+    outer = tokenizer.encode("a")
+    begin = next((i for i in range(len(outer) + 1) if outer[i : i + len(inner)] == inner), 0)
+    return np.array(outer[:begin], np.int64), np.array(outer[begin + len(inner) :], np.int64)
 
 
 def check_task(task: str, prepared: Prepared) -> None:

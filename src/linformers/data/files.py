@@ -1,4 +1,4 @@
-"""Files, folders and patterns as a corpus: plain text, JSON lines and tables; whole, cut, paired or labelled."""
+"""Files, folders and patterns as a corpus: plain text, JSON lines, tables and Parquet; whole, cut, paired or labelled."""
 
 import csv
 import json
@@ -8,7 +8,8 @@ from itertools import chain, zip_longest
 from typing import Any, Literal
 
 from linformers.checks import at_least_one
-from linformers.data.finding import JSON_LINES, TABLES, Found, find_all, identities, with_classes
+from linformers.data.finding import JSON_LINES, PARQUET, TABLES, Found, find_all, identities, with_classes
+from linformers.data.parquet import parquet_rows
 from linformers.data.reading import Errors, chunks, cut, lines
 from linformers.data.records import Corpus, Kind, Reading, Record, first, not_blank
 
@@ -141,8 +142,7 @@ def unused_columns(tables: Sequence[Found], kind: Kind, layout: Layout) -> list[
     """A note if the first table has labels that the options do not use."""
     if kind != "text" or not tables or layout.column == "label":
         return []
-    table = json_rows if tables[0].form in JSON_LINES else csv_rows
-    _, row = next(table(tables[0], layout, Reading()), ("", {}))
+    _, row = next(table_of(tables[0], layout, Reading()), ("", {}))
     if "label" not in row:
         return []
     return [
@@ -191,9 +191,15 @@ def pairs(source: Found, target: Found, layout: Layout, reading: Reading) -> Ite
 
 def rows(one: Found, kind: Kind, layout: Layout, reading: Reading) -> Iterator[Record]:
     """The rows of a table or JSON lines."""
-    table = json_rows if one.form in JSON_LINES else csv_rows
-    for place, row in table(one, layout, reading):
+    for place, row in table_of(one, layout, reading):
         yield as_record(row, f"{one.path}, {place}", kind, layout)
+
+
+def table_of(one: Found, layout: Layout, reading: Reading) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The rows of a table of any form, each with its place."""
+    if one.form in PARQUET:
+        return parquet_rows(one.path, reading)
+    return (json_rows if one.form in JSON_LINES else csv_rows)(one, layout, reading)
 
 
 def as_record(row: Mapping[str, Any], place: str, kind: Kind, layout: Layout) -> Record:
@@ -241,8 +247,9 @@ def as_text(value: Any, place: str, required: bool) -> str:
         if required:
             raise ValueError(f"{place} is empty; every document needs a label")
         return ""
-    if isinstance(value, dict | list):
-        raise ValueError(f"{place} is a {'list' if isinstance(value, list) else 'mapping'}, not a text")
+    if isinstance(value, dict | list | bytes):
+        kinds = {dict: "a mapping", list: "a list", bytes: "bytes"}
+        raise ValueError(f"{place} is {kinds[type(value)]}, not a text")
     text = str(value)
     if not text.isascii():
         try:

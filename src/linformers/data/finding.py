@@ -15,8 +15,9 @@ from linformers.data.records import first
 
 TABLES = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = {".jsonl", ".ndjson", ".json"}
+PARQUET = {".parquet"}
 TEXTS = {".txt", ".text", ".md", ".rst", ".tex"}
-IN_FOLDERS = TEXTS | set(TABLES) | JSON_LINES - {".json"}  # .json is seldom lines, so it must be named
+IN_FOLDERS = TEXTS | set(TABLES) | PARQUET | JSON_LINES - {".json"}  # .json is seldom lines, so it must be named
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Found:
     @property
     def plain(self) -> bool:
         """Whether it is plain text."""
-        return self.form not in JSON_LINES and self.form not in TABLES
+        return self.form not in JSON_LINES | PARQUET and self.form not in TABLES
 
 
 def find(source: str, notes: list[str]) -> list[Found]:

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from linformers.data.files import Layout, as_record
+from linformers.data.parquet import with_names
 from linformers.data.records import Corpus, Kind, Reading, Record, not_blank
 from linformers.extras import install
 
@@ -24,13 +25,12 @@ def hub(name: str, config: str | None, split: str, kind: Kind, layout: Layout) -
     def read(reading: Reading) -> Iterator[Record]:
         rows = open_dataset(name, config, split)
         features = getattr(rows, "features", None) or {}
-        names = getattr(features.get(label), "names", None) if label else None
+        known = getattr(features.get(label), "names", None) if label else None
+        names = {label: known} if label and known else {}
         for row in rows:
             place = f"row {reading.done} of the dataset {name}"
             reading.done += 1
-            if names is not None and isinstance(row.get(label), int):
-                row = {**row, label: names[row[label]]}
-            yield as_record(row, place, kind, layout)
+            yield as_record(with_names(row, names, place), place, kind, layout)
 
     identity = {"source": "hub", "dataset": name, "config": config, "split": split}
     return Corpus(identity, not_blank(read), None, f"the dataset {name}")

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from linformers.experiments.measure import SGEMM_SIZE, cpu_model, interleave, pinned, sgemm_rate, sgemm_step
 from linformers.experiments.runs import RESULTS, read_json
 from linformers.experiments.sweep import Cell
+from linformers.training.progress import duration as duration
 from linformers.training.settings import Settings, decoder_slots
 
 ROUNDS = 12  # of measuring the matrix product
@@ -139,15 +140,6 @@ def total(ranges: Iterable[Range]) -> Range:
     """The sum of estimated times."""
     found = list(ranges)
     return Range(sum(one.least for one in found), sum(one.most for one in found))
-
-
-def duration(seconds: float) -> str:
-    """A time in words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:,.0f} days"
 
 
 def machine_rates(threads: int) -> list[float]:

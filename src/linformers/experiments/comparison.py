@@ -15,6 +15,7 @@ from linformers.experiments.measure import describe
 from linformers.experiments.runs import RunFiles, is_run, read_run
 from linformers.experiments.sweep import OF_SLOTS, Contender, place, read_plan
 from linformers.files.whole import write_json, write_text
+from linformers.training.verdict import against
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -92,12 +93,14 @@ def summarise(out: Path) -> dict[str, Any]:
     del result["cells"]
     runs = [run for entry in entries for run in entry.runs.values()]
     baselines = [run.baseline for run in runs if run.baseline]
+    counted = [found for run in runs if (found := run.results.get("baselines"))]
     cut = {one["n"]: one for run in runs if (one := run.cut)}
     return {
         **result,
         "baseline": baselines[0] if baselines else {},
+        "baselines": counted[0] if counted else [],
         "cut": [cut[n] for n in sorted(cut)],
-        "notes": notes(lines),
+        "notes": [*notes(lines), *behind(lines, counted[0] if counted else [], settings)],
         "contenders": lines,
     }
 
@@ -112,6 +115,17 @@ def notes(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     if missing := [kind for kind in REFERENCES if kind not in kinds]:
         return [f"{NO_SHARE}it needs the contenders full and none, and here is no {' and no '.join(missing)}."]
     return [f"{NO_SHARE}full and none are not tested yet, or differ in more than attention from the others."]
+
+
+def behind(lines: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]], settings: Any) -> list[str]:
+    """A note if a baseline that counts is better than every contender."""
+    key, sign = ("accuracy", 1) if settings.get("task") == "classify" else ("loss", -1)
+    own = [sign * line[key]["mean"] for line in lines if key in line]
+    better = [one["name"] for one in counted if own and sign * one[key] >= max(own)]
+    return [
+        f"No contender is ahead of {name}; try more updates, larger models, or trained weights to start from."
+        for name in better
+    ]
 
 
 def has_share(lines: Sequence[Mapping[str, Any]]) -> bool:
@@ -138,7 +152,8 @@ def about_cut(cut: Mapping[str, Any]) -> str:
     if not cut["texts_cut"]:
         return f"none of {cut['texts']:,} at n = {cut['n']:,}"
     share = 100 * cut["texts_cut"] / cut["texts"]
-    return f"{cut['texts_cut']:,} of {cut['texts']:,} ({share:.1f} %) at n = {cut['n']:,}"
+    unseen = f"; {100 * cut['unseen']:.1f} % of the text is never read" if "unseen" in cut else ""
+    return f"{cut['texts_cut']:,} of {cut['texts']:,} ({share:.1f} %) at n = {cut['n']:,}{unseen}"
 
 
 def gain_kept(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any] | None:
@@ -166,7 +181,7 @@ def gain_kept(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any] | None:
 
 
 def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The heads and the lines of the table; the last line is what token frequencies alone give.
+    """The heads and the lines of the table; the last lines are what counting gives: frequencies alone, and more.
 
     The share of the gain is a column only if it is known of some contender; ``result["notes"]`` says why if it is not.
     """
@@ -207,9 +222,9 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 *([share_of(line)] if share else []),
             ]
         )
-    if base := result["baseline"]:
+    for name, base in against(result):
         numbers = [shown({"mean": base.get(score)}, form), shown({"mean": base.get("accuracy")}, "{:.2f}", 100, " %")]
-        rows.append(["frequencies alone", *[""] * (6 if timed else 4), *numbers, *([""] if share else [])])
+        rows.append([name, *[""] * (6 if timed else 4), *numbers, *([""] if share else [])])
     return [*heads, *(["gain kept"] if share else [])], rows
 
 
@@ -262,6 +277,7 @@ def draw(out: Path, result: Mapping[str, Any]) -> "dict[str, Figure]":
     settings, entries = read(out)
     references = [e for e in entries if e.contender.changes in ((("attention", "full"),), (("attention", "none"),))]
     found: dict[str, Figure] = {}
+    also = {one["name"]: one for one in result["baselines"]}
     titles = {
         "k": f"projection dimension k (n = {settings['n']})",
         "sharing": f"sharing of the projections (n = {settings['n']}, k = {settings['k']})",
@@ -278,14 +294,15 @@ def draw(out: Path, result: Mapping[str, Any]) -> "dict[str, Figure]":
         if key != "n":  # with another length they are no references
             lines = [Line(e.label, metrics(e), True) for e in references] + lines
         if any(line.seeds for line in lines):
-            found[key] = figures.learning(lines, title, baseline=result["baseline"])
+            found[key] = figures.learning(lines, title, baseline=result["baseline"], also=also)
     if "seconds" in settings and any(e.runs for e in entries):
         lines = [Line(e.label, metrics(e), e in references) for e in entries]
         title = f"the same time for all, n = {settings['n']:,}"
-        found = {"time": figures.learning(lines, title, baseline=result["baseline"], against="training_seconds")}
+        drawn = figures.learning(lines, title, baseline=result["baseline"], also=also, against="training_seconds")
+        found = {"time": drawn}
     elif not found and any(e.runs for e in entries):
         lines = [Line(e.label, metrics(e), e in references) for e in entries]
-        found["learning"] = figures.learning(lines, "all contenders", baseline=result["baseline"])
+        found["learning"] = figures.learning(lines, "all contenders", baseline=result["baseline"], also=also)
     for key in ("perplexity" if settings.get("task") != "classify" else "loss", "accuracy"):
         rows = [(e.label, list(e.values(key).values())) for e in entries]
         if any(values for _, values in rows):
@@ -293,7 +310,8 @@ def draw(out: Path, result: Mapping[str, Any]) -> "dict[str, Figure]":
             points = "a point for each seed, a bar for the mean" if several else "one seed for each contender"
             title = f"after {budget(settings)}: {points}"
             base = result["baseline"].get(key)
-            found[f"test-{key}"] = figures.scores(rows, f"test {key}", title, baseline=base)
+            levels = {name: one[key] for name, one in also.items()}
+            found[f"test-{key}"] = figures.scores(rows, f"test {key}", title, baseline=base, also=levels)
     return found
 
 
@@ -318,7 +336,7 @@ def caption(name: str, result: Mapping[str, Any]) -> str:
     points = "a point for each seed and a bar for the mean" if several else "one seed each"
     return (
         f"{shown} of every contender on the test part after {budget(settings)}, {points}. The axis has a least width, so "
-        "that a small difference looks small; token frequencies alone are drawn where they are within it."
+        "that a small difference looks small; baselines are drawn where they are within it."
     )
 
 

@@ -26,6 +26,7 @@ COLOURS = ("#1b82c4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 MARKERS = "osD^vPX"
 MOST_POINTS = 40
 REFERENCES = ("--", ":", "-.")
+COUNTED = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # the line of a baseline that counts more than frequencies
 LONGEST_NAME = 40
 PAGE_INCH = 7  # rem in a page for an inch of a figure, so that text has about the same size in all of them
 LEAST_SPAN = 0.2  # of the mean, for losses and perplexities
@@ -155,6 +156,7 @@ def learning(
     title: str,
     *,
     baseline: Mapping[str, float] | None = None,
+    also: Mapping[str, Mapping[str, Any]] | None = None,
     show_training: bool = False,
     against: str = "step",
 ) -> "Figure":
@@ -165,6 +167,7 @@ def learning(
         title: above the figure.
         baseline: what token frequencies alone give for all of them, with ``perplexity``, ``loss`` and ``accuracy`` as far as known;
             where it differs, each line has its own.
+        also: further baselines of all of them, by name.
         show_training: also draw the training part, thin.
         against: ``"step"`` for updates, or ``"training_seconds"``.
     """
@@ -179,6 +182,10 @@ def learning(
             if baseline and key in baseline:
                 drawn = axis.axhline(baseline[key], color=INK, linewidth=1, linestyle=REFERENCES[2])
                 entries[len(lines), "baseline"] = "frequencies alone", drawn
+            for i, (name, scores) in enumerate((also or {}).items(), 1):
+                if is_number(scores.get(key)):
+                    drawn = axis.axhline(scores[key], color=INK, linewidth=1, linestyle=COUNTED)
+                    entries[len(lines) + i, "baseline"] = plain(name), drawn
             axis.set(xlabel="updates" if against == "step" else "seconds of training", ylabel=f"held-out {key}")
             if key == "perplexity":
                 logarithmic(axis)
@@ -282,12 +289,17 @@ def logarithmic(axes: "Axes", which: str = "y") -> None:
 
 
 def scores(
-    rows: Sequence[tuple[str, Sequence[float]]], name: str, title: str, *, baseline: float | None = None
+    rows: Sequence[tuple[str, Sequence[float]]],
+    name: str,
+    title: str,
+    *,
+    baseline: float | None = None,
+    also: Mapping[str, float] | None = None,
 ) -> "Figure":
     """A point for each seed and a bar for the mean, a row for each contender, the first at the top.
 
-    The axis has a least span, which its label says: otherwise the smallest difference would fill the whole width. The baseline is
-    drawn if it is within.
+    The axis has a least span, which its label says: otherwise the smallest difference would fill the whole width. Baselines are
+    drawn if they are within.
     """
     from matplotlib.figure import Figure
 
@@ -306,9 +318,15 @@ def scores(
         axis.set_xlim(low, high)
         least = f"{100 * LEAST_POINTS:g} points" if accuracy else f"{100 * LEAST_SPAN:g} % of the mean"
         axis.set(xlabel=f"{name} (the axis spans at least {least})")
-        if baseline is not None and low <= baseline <= high:
-            line = axis.axvline(baseline, color=INK, linewidth=1, linestyle=REFERENCES[2])
-            figure.legend([line], ["frequencies alone"], loc="outside lower right")
+        levels: list[tuple[str, float | None, Any]] = [("frequencies alone", baseline, REFERENCES[2])]
+        levels += [(plain(one), value, COUNTED) for one, value in (also or {}).items()]
+        drawn = {
+            label: axis.axvline(value, color=INK, linewidth=1, linestyle=look)
+            for label, value, look in levels
+            if value is not None and low <= value <= high
+        }
+        if drawn:
+            figure.legend(drawn.values(), drawn.keys(), loc="outside lower right")
         if accuracy:
             axis.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
         figure.suptitle(title)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from linformers.experiments import bench_results, comparison, figures, spectrum
 from linformers.experiments.figures import Line
-from linformers.experiments.runs import RunFiles, is_comparison, read_json, read_run, shared_baseline
+from linformers.experiments.runs import RunFiles, is_comparison, read_json, read_run, shared_baseline, shared_baselines
 
 
 def draw(sources: Sequence[Path], out: Path | None = None, names: Sequence[str] | None = None) -> list[Path]:
@@ -37,7 +37,7 @@ def draw(sources: Sequence[Path], out: Path | None = None, names: Sequence[str] 
 
 def draw_runs(runs: Sequence[RunFiles], names: Sequence[str], out: Path | None) -> list[Path]:
     """Curves of runs, against updates and against time."""
-    shared = shared_baseline(runs)
+    shared, also = shared_baseline(runs), shared_baselines(runs)
     lines = [
         Line(name, [run.metrics], baseline=None if shared else run.baseline)
         for name, run in zip(names, runs, strict=True)
@@ -47,7 +47,7 @@ def draw_runs(runs: Sequence[RunFiles], names: Sequence[str], out: Path | None) 
     title = ", ".join(names) if len(names) < 4 else f"{len(names)} runs"
     folder = out or (runs[0].directory if len(runs) == 1 else Path("figures"))
     drawn = {
-        name: figures.learning(lines, title, baseline=shared, show_training=len(runs) == 1, against=key)
+        name: figures.learning(lines, title, baseline=shared, also=also, show_training=len(runs) == 1, against=key)
         for key, name in (("step", "learning"), ("seconds", "time"))
     }
     return [figures.save(figure, folder / f"{name}.png") for name, figure in drawn.items()]

@@ -10,6 +10,7 @@ from linformers.training.metrics import FILE as METRICS
 from linformers.training.metrics import read as read_metrics
 from linformers.training.runs import OF_CONFIG, OF_RESULTS
 from linformers.training.settings import check_types
+from linformers.training.verdict import FREQUENCIES, against
 
 CONFIG, RESULTS, PLAN, CELLS = "config.json", "results.json", "plan.json", "cells"
 
@@ -39,11 +40,18 @@ class RunFiles:
         return dict(found) if isinstance(found, dict) else {}
 
     @property
-    def cut(self) -> dict[str, int]:
-        """How many texts of the test were longer than the ``n`` tokens of an input; empty if it was not counted."""
+    def baselines(self) -> dict[str, dict[str, Any]]:
+        """The scores of all baselines by name: the frequencies first, then what counting more gives."""
+        return {name: dict(scores) for name, scores in against(self.results)}
+
+    @property
+    def cut(self) -> dict[str, Any]:
+        """How many texts of the test were longer than the ``n`` tokens of an input, and the share of the text beyond; empty if unknown."""
         found = {key: self.results.get(key) for key in ("texts_cut", "texts")} | {"n": self.settings.get("n")}
         whole = {key: value for key, value in found.items() if isinstance(value, int) and not isinstance(value, bool)}
-        return whole if len(whole) == len(found) and whole["texts"] > 0 else {}
+        if len(whole) < len(found) or whole["texts"] < 1:
+            return {}
+        return {**whole, **({"unseen": self.results["unseen"]} if "unseen" in self.results else {})}
 
     @property
     def last_step(self) -> int:
@@ -62,6 +70,14 @@ def shared_baseline(runs: Sequence[RunFiles]) -> dict[str, float]:
     data = {str(run.config.get("data_fingerprint", run.settings.get("data"))) for run in runs}
     alike = len(tasks) == len(data) == 1 and len(losses) == len(runs)
     return runs[0].baseline if alike and max(losses) - min(losses) < 0.1 else {}
+
+
+def shared_baselines(runs: Sequence[RunFiles]) -> dict[str, dict[str, Any]]:
+    """The other baselines of all runs by name, where the frequencies are shared; see :func:`shared_baseline`."""
+    if not shared_baseline(runs):
+        return {}
+    names = set.intersection(*(set(run.baselines) for run in runs)) - {FREQUENCIES}
+    return {name: scores for name, scores in runs[0].baselines.items() if name in names}
 
 
 def is_run(directory: Path) -> bool:

@@ -22,7 +22,8 @@ from linformers.experiments.page import (
     settings,
     shown,
 )
-from linformers.experiments.runs import RunFiles, is_comparison, read_run, shared_baseline
+from linformers.experiments.runs import RunFiles, is_comparison, read_run, shared_baseline, shared_baselines
+from linformers.training.verdict import FREQUENCIES, verdict
 
 
 class Number(NamedTuple):
@@ -100,9 +101,11 @@ def together(runs: Sequence[RunFiles], names: Sequence[str], task: str, anchor: 
     for name, run in zip(names, runs, strict=True):
         facts = [shown(run.settings[key]) if run.settings.get(key) is not None else "" for key in what]
         rows.append([name, *facts, *(number.of(run.results) for number in (*SCORES, *COSTS))])
-    shared = shared_baseline(runs)
-    baselines = [("frequencies alone", shared)] if shared else [
-        (f"{name}: frequencies alone", run.baseline) for name, run in zip(names, runs, strict=True) if run.baseline
+    shared, also = shared_baseline(runs), shared_baselines(runs)
+    baselines = [(FREQUENCIES, shared), *also.items()] if shared else [
+        (f"{name}: {which}", scores)
+        for name, run in zip(names, runs, strict=True)
+        for which, scores in run.baselines.items()
     ]  # fmt: skip
     for name, baseline in baselines:
         rows.append([name, *[""] * len(what), *(number.of(baseline) for number in SCORES), *[""] * len(COSTS)])
@@ -114,7 +117,7 @@ def together(runs: Sequence[RunFiles], names: Sequence[str], task: str, anchor: 
     return [
         Heading(2, f"Side by side: {task}"),
         Table(heads, rows),
-        picture(figures.learning(lines, "", baseline=shared), anchor, caption),
+        picture(figures.learning(lines, "", baseline=shared, also=also), anchor, caption),
     ]
 
 
@@ -147,12 +150,18 @@ def about_run(run: RunFiles, name: str, anchor: str, models: bool) -> list[Block
     if found := [(number.name, text) for number in (*SCORES, *COSTS) if (text := number.of(run.results))]:
         parts.append(Numbers(found))
     if run.results:
-        parts.append(Paragraph(verdict(run), soft=True))
+        parts += tested(run)
     else:
         parts.append(Paragraph(f"Not tested yet; the last known update is {run.last_step:,}.", soft=True))
     parts.append(settings({**run.settings, **{k: v for k, v in run.config.items() if k == "parameters"}}))
     if run.metrics:
-        figure = figures.learning([Line("held-out", [run.metrics])], "", baseline=run.baseline, show_training=True)
+        figure = figures.learning(
+            [Line("held-out", [run.metrics])],
+            "",
+            baseline=run.baseline,
+            also=shared_baselines([run]),
+            show_training=True,
+        )
         caption = f"{name}: scores on the validation part, and on the batches of training, against updates."
         parts += [Heading(3, "Learning"), picture(figure, f"{anchor}-learning", caption)]
     parts += classes(run.results.get("per_class"))
@@ -161,14 +170,16 @@ def about_run(run: RunFiles, name: str, anchor: str, models: bool) -> list[Block
     return parts
 
 
-def verdict(run: RunFiles) -> str:
-    """The test result in words, compared with the frequency baseline."""
+def tested(run: RunFiles) -> list[Block]:
+    """The scores of the test beside those of the baselines, and what they say in words."""
     text = f"On the {run.results.get('part', 'test')} part, which it was not trained on."
-    own, base = run.results.get("accuracy"), run.baseline.get("accuracy")
-    if is_number(own) and is_number(base) and base > 0:
-        text += f" Guessing by the frequencies of the training part is right in {100 * base:.1f} % of the cases; "
-        text += f"this model {own / base:.1f} times as often."
-    return text
+    said = [f"{one[0].upper()}{one[1:]}." for one in verdict({"task": run.settings.get("task"), **run.results})]
+    parts: list[Block] = [Paragraph(" ".join([text, *said]), soft=True)]
+    if run.baselines:
+        rows = [("this model", run.results), *run.baselines.items()]
+        heads = ["", *(number.name for number in SCORES)]
+        parts.append(Table(heads, [[name, *(number.of(scores) for number in SCORES)] for name, scores in rows]))
+    return parts
 
 
 def classes(rows: Any) -> list[Block]:

@@ -36,11 +36,9 @@ def in_windows(
         ``(b, n, ...)``, or ``(b, c)``.
     """
     n, overlap = x.shape[1], window // 4 if overlap is None else overlap
-    if window < 1 or not 0 <= overlap < window:
-        raise ValueError(f"expected a window of at least 1 and 0 <= overlap < window, got {window} and {overlap}")
+    starts = window_starts(n, window, overlap)
     if n <= window:
         return model(x, mask)
-    starts = [*range(0, n - window, window - overlap), n - window]
     total: Tensor | None = None
     share: Tensor | None = None
     for start in starts:
@@ -68,3 +66,17 @@ def in_windows(
     else:
         mean = total / share.clamp(min=1).view(-1, *[1] * (total.dim() - 1))
     return mean.to(y.dtype) if y.is_floating_point() else mean
+
+
+def window_starts(n: int, window: int, overlap: int | None = None) -> list[int]:
+    """Where the windows of ``n`` positions begin; the last one ends at the end.
+
+    Args:
+        n: positions.
+        window: of each.
+        overlap: positions that neighbouring windows share; a quarter of the window by default.
+    """
+    overlap = window // 4 if overlap is None else overlap
+    if window < 1 or not 0 <= overlap < window:
+        raise ValueError(f"expected a window of at least 1 and 0 <= overlap < window, got {window} and {overlap}")
+    return [0] if n <= window else [*range(0, n - window, window - overlap), n - window]

@@ -9,6 +9,7 @@ from linformers.training.settings import Settings
 from linformers.training.stopping import Interrupted
 
 if TYPE_CHECKING:
+    from linformers.training.embedding import embed
     from linformers.training.evaluation import evaluate
     from linformers.training.fit import train
     from linformers.training.inference import classify, fill_mask, generate
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 PLACES = {
     "Run": "runs",
     "classify": "inference",
+    "embed": "embedding",
     "evaluate": "evaluation",
     "fill_mask": "inference",
     "generate": "inference",
@@ -40,6 +42,7 @@ __all__ = [
     "Run",
     "Settings",
     "classify",
+    "embed",
     "evaluate",
     "fill_mask",
     "generate",

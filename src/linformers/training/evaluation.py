@@ -1,4 +1,4 @@
-"""``evaluate``: the scores of a run on a part of its data, with those of a frequency baseline.
+"""``evaluate``: the scores of a run on a part of its data, with those of baselines that count.
 
 Axes: c classes.
 """
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from linformers.files.whole import write_json
 from linformers.training.batch_order import Batches, loader
-from linformers.training.measure import score
+from linformers.training.measure import measure_windows, score
 from linformers.training.models import parameters
 from linformers.training.progress import Progress
 from linformers.training.runs import RESULTS, Run
-from linformers.training.sources import examples_of
+from linformers.training.sources import examples_of, unread
 
 Part = Literal["train", "validation", "test"]
 
@@ -29,7 +29,7 @@ def evaluate(
     samples: int = 3,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Loss, perplexity and accuracy on a part, a report for each class, the baseline, and some examples.
+    """Loss, perplexity and accuracy on a part, a report for each class, the baselines, and some examples.
 
     All of the test part becomes ``results.json`` of the run; another part, ``results-PART.json``. With a limit nothing is written.
 
@@ -41,7 +41,7 @@ def evaluate(
         samples: how many examples to show.
         progress: show a progress bar.
     """
-    from linformers.data import frequency_baseline, several_baseline
+    from linformers.data import counted_baselines, frequency_baseline, several_baseline
     from linformers.training.samples import samples as examples_with_answers
 
     shows = Progress(progress)
@@ -50,6 +50,7 @@ def evaluate(
     batches = loader(examples, Batches(sampler, limit), collate)
     counts = Counts(labels, run.task == "classify" and run.prepared.several)
     counted = 0
+    also: dict[str, float] = {}
 
     def seen(guesses: Tensor, right: Tensor, size: int) -> None:
         nonlocal counted
@@ -58,13 +59,16 @@ def evaluate(
             counts.add(right.cpu().numpy(), guesses.cpu().numpy())
         shows.work("testing", counted, len(examples))
 
-    if examples.cut:
-        shows.say(
-            f"note: {examples.cut} of {len(examples)} examples are longer than {run.settings.n} tokens and were cut"
-        )
+    if note := unread(examples, run.settings):
+        shows.say(f"note: {note}")
     shows.say(f"testing {run.weights} on the {part} part, {len(batches)} batches")
     try:
-        found, also = score(model, run.task, batches, model.device, seen)
+        if run.task == "classify" and run.settings.long == "windows":
+            size = batch_size or run.settings.batch_size
+            pad_id, texts = run.tokenizer.pad_token_id, None if limit is None else limit * size
+            found = measure_windows(model, examples, pad_id, batch_size=size, texts=texts, seen=seen)
+        else:
+            found, also = score(model, run.task, batches, model.device, seen)
     finally:
         shows.stop()
     examples.set_epoch(0)
@@ -80,7 +84,9 @@ def evaluate(
         "texts": len(examples)
         * (2 if run.prepared.kind == "pairs" else 1),  # a pair is cut at its source or its target
         "texts_cut": examples.cut,
+        "unseen": round(examples.unseen, 4),
         "baseline": several_baseline(examples) if counts.several else frequency_baseline(examples),
+        "baselines": counted_baselines(examples, shows.say),
     }
     if run.task == "classify":
         results |= counts.summary()

@@ -18,7 +18,7 @@ from linformers.training.opening import At, enter, is_done, open_run
 from linformers.training.progress import Progress
 from linformers.training.runs import BEST, FINAL, START, TALLY, Run, load_run
 from linformers.training.settings import Settings
-from linformers.training.sources import examples_of
+from linformers.training.sources import examples_of, unread
 from linformers.training.stopping import Interrupted, Interruption, best_row, is_stale
 
 if TYPE_CHECKING:
@@ -151,10 +151,15 @@ def new_trainer(
     settings, world, rank = run.settings, processes.world(), processes.rank()
     examples, sampler, collate = examples_of(settings, run.prepared, "train", training=True)
     looks, look_sampler, _ = examples_of(settings, run.prepared, "validation")
-    if examples.cut:
-        shows.say(f"note: {examples.cut} of {len(examples)} examples are longer than {settings.n} tokens, and are cut")
+    if note := unread(examples, settings):
+        shows.say(f"note: {note}")
     size = settings.max_steps * settings.accumulation
     new = set(run.about.get("source", {}).get("new", ()))
+    passes = size * world / len(sampler)
+    shows.say(
+        f"{models.parameters(model):,} parameters, {settings.max_steps:,} updates of {settings.batch_size * settings.accumulation * world} "
+        f"examples: {passes:.2g} passes over {len(examples):,} of up to {settings.n:,} tokens; the time follows after the first updates"
+    )
     look_size = -(-settings.eval_batches // world) or None
     return RunTrainer(
         model,

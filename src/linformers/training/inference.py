@@ -4,7 +4,7 @@ Axes: n positions, v tokens of the vocabulary, c classes.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,10 @@ from torch import Tensor
 
 from linformers import limits
 from linformers.checks import at_least_one
+from linformers.data.examples import Long
+from linformers.training.measure import shares_of
 from linformers.training.runs import Run
+from linformers.training.texts import BATCH, run_texts
 
 Show = Callable[[str], None]
 
@@ -182,37 +185,55 @@ def guesses_of(
     return guesses
 
 
-@torch.no_grad()
-def classify(run: Run, texts: Sequence[str]) -> list[dict[str, Any]]:
-    """Predict the class of texts.
+def classify(
+    run: Run,
+    texts: Sequence[str],
+    *,
+    long: Long | None = None,
+    batch_size: int = BATCH,
+    seen: Callable[[int], None] = lambda count: None,
+) -> list[dict[str, Any]]:
+    """Predict the class of texts, in batches of similar length.
+
+    Args:
+        run: of the task classify.
+        texts: any number of them.
+        long: cut texts that are longer than the model takes, or run overlapping windows and average their probabilities; None does as
+            the run's test did.
+        batch_size: the most texts of a batch.
+        seen: called with the number of texts that are done.
 
     Returns:
-        For each ``{"label", "score", "scores", "cut"}``: the most likely class, its probability, those of all classes, and whether the
-        text was cut at the longest input, as in training. Where texts can have several classes, the probabilities are independent, and
-        ``"labels"`` has the classes with more than a half.
+        For each ``{"label", "score", "scores", "cut", "windows"}``: the most likely class, its probability, those of all classes,
+        whether the text was cut at the longest input, and how many windows it had. Where texts can have several classes, the
+        probabilities are independent, and ``"labels"`` has the classes with more than a half.
 
     Raises:
         ValueError: for a run of another task, and for a text without a token.
     """
+    return list(classified(run, texts, long=long, batch_size=batch_size, seen=seen))
+
+
+def classified(run: Run, texts: Sequence[str], *, long: Long | None = None, **options: Any) -> Iterator[dict[str, Any]]:
+    """:func:`classify`, one answer after the other."""
     need(run, "classify", "classify")
-    for i, text in enumerate(texts):
-        check_text(run, text, f"text {i + 1} of {len(texts)}" if len(texts) > 1 else "the text")
     names, count = run.model.config.id2label, run.model.config.num_labels
     if any(i not in names for i in range(count)):
         raise ValueError(f"the configuration in {run.weights} has no names for its {count} classes (id2label)")
     labels = [str(names[i]) for i in range(count)]
-    found = []
-    for text in texts:
-        ids, cut = truncated(run, text)
-        logits = run.model(torch.tensor([ids], device=run.model.device)).logits[0]
-        several = run.model.config.problem_type == "multi_label_classification"
-        scores = (logits.sigmoid() if several else logits.softmax(-1)).tolist()  # (c,)
+    several = run.model.config.problem_type == "multi_label_classification"
+
+    def shares(input_ids: Tensor, mask: Tensor) -> Tensor:
+        return shares_of(several, run.model(input_ids, mask).logits)  # (b, c)
+
+    settings = run.settings
+    options |= {"long": long or settings.long, "device": run.model.device}
+    for values, windows, cut in run_texts(texts, run.tokenizer, settings.n, shares, **options):
+        scores = [float(value) for value in values]
         best = max(range(len(labels)), key=scores.__getitem__)
         named = dict(zip(labels, scores, strict=True))
-        found.append({"label": labels[best], "score": scores[best], "scores": named, "cut": cut})
-        if several:
-            found[-1]["labels"] = [label for label, score in named.items() if score > 0.5]
-    return found
+        answer = {"label": labels[best], "score": scores[best], "scores": named, "cut": cut, "windows": windows}
+        yield answer | ({"labels": [label for label in labels if named[label] > 0.5]} if several else {})
 
 
 def need(run: Run, what: str, *tasks: str) -> None:
@@ -239,10 +260,3 @@ def fitting(run: Run, text: str) -> list[int]:
     if len(ids) > run.settings.n:
         raise ValueError(f"the text has {len(ids)} tokens, and the model takes {run.settings.n}; shorten it")
     return ids
-
-
-def truncated(run: Run, text: str) -> tuple[list[int], bool]:
-    """The tokens of a text with the special ones, cut at the longest input, and whether it was cut."""
-    whole = run.tokenizer.encode(text, verbose=False)
-    ids = run.tokenizer.encode(text, truncation=True, max_length=run.settings.n)
-    return list(ids), len(ids) < len(whole)

@@ -7,13 +7,16 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from linformers.labels import IGNORED
 from linformers.models.held import Watch, content_stacks, slots_alive
 from linformers.training.metrics import Tally
 from linformers.training.objective import run_model
+from linformers.training.texts import AT_ONCE, averaged
 
 
 @torch.no_grad()
@@ -75,6 +78,49 @@ def measure(
     finally:
         model.train(was_training)
     return total
+
+
+def measure_windows(
+    model: Any,
+    examples: Any,
+    pad_id: int,
+    *,
+    batch_size: int,
+    texts: int | None = None,
+    seen: Callable[[Tensor, Tensor, int], None],
+) -> Tally:
+    """:func:`measure` for classify, with the probabilities of all windows of a text averaged.
+
+    Args:
+        examples: with ``windows``.
+        texts: how many of them; None for all.
+    """
+    total, count = Tally(), len(examples) if texts is None else min(texts, len(examples))
+    several = bool(examples.prepared.several)
+    for begin in range(0, count, AT_ONCE):
+        places = range(begin, min(begin + AT_ONCE, count))
+        windows = [examples.windows(i) for i in places]
+        rows = averaged(
+            windows, lambda *inputs: shares_of(several, model(*inputs).logits), pad_id, batch_size, model.device
+        )
+        shares, numbers = torch.tensor(np.stack(rows)), np.array([int(examples.classes[i]) for i in places])
+        if several:
+            labels = torch.tensor(examples.prepared.set_rows[numbers]).long()  # (b, c), 1 for each class of a text
+            best = (shares > 0.5).long()
+            total.loss += float(F.binary_cross_entropy(shares, labels.to(shares.dtype), reduction="sum"))
+        else:
+            labels, best = torch.tensor(numbers), shares.argmax(-1)
+            total.loss -= float(shares[torch.arange(len(labels)), labels].log().sum())
+        total.labels += labels.numel()
+        total.correct += int((best == labels).sum())
+        total.tokens += sum(len(one) for own in windows for one in own)
+        seen(best, labels, len(labels))
+    return total
+
+
+def shares_of(several: bool, logits: Tensor) -> Tensor:
+    """The probabilities of classes ``(b, c)``: independent of each other where a text can have several."""
+    return logits.float().sigmoid() if several else logits.float().softmax(-1)
 
 
 def score(

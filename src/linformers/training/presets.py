@@ -29,6 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "positions": "sinusoidal",
     "norm": "pre",
     "pooling": "mean",
+    "long": "cut",
     "tie": False,
     "mask_share": 0.15,
     "noise": "infill",

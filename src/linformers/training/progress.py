@@ -1,6 +1,8 @@
 """What the user sees while a model trains: a live bar on a terminal, plain lines elsewhere."""
 
 import time
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -8,6 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 PAUSE = 10.0  # seconds between two plain lines of training
+MEASURED = 3.0  # seconds of updates, or this many of them, before the time that all take is said
+UPDATES = (3, 20)  # at least and at most
+WORTH = 20.0  # seconds that are worth a word
 
 
 class Progress:
@@ -26,6 +31,8 @@ class Progress:
         self.last = -PAUSE
         self.rows: dict[str, dict[str, Any]] = {}
         self.began, self.first, self.steps = 0.0, 0, 0
+        self.marks: list[float] | None = None  # ends of the first updates, until their time is said
+        self.evaluations = 0.0
 
     def say(self, text: str) -> None:
         if self.shown:
@@ -43,9 +50,16 @@ class Progress:
             self.bar.start()
         self.bar.update(self.task, completed=done, total=total)
 
-    def start(self, step: int, steps: int) -> None:
-        """Show the bar of training, which begins after this step."""
+    def start(self, step: int, steps: int, evaluations: float = 0.0) -> None:
+        """Show the bar of training, which begins after this step.
+
+        Args:
+            step: the updates that are done.
+            steps: all of them.
+            evaluations: the time of evaluations, as a share of that of the updates.
+        """
         self.began, self.first, self.steps = time.monotonic(), step, steps
+        self.marks, self.evaluations = [], evaluations
         if self.shown and self.console.is_terminal:
             self.bar = Bar(
                 TextColumn("training"),
@@ -60,9 +74,31 @@ class Progress:
             self.bar.start()
 
     def advance(self, step: int) -> None:
-        """Move the bar to this step."""
+        """Move the bar to this step; after the first ones, say how long all will take."""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
+        if self.marks is not None:
+            self.marks.append(time.monotonic())
+            if text := self.estimate(step):
+                self.marks = None
+                self.say(text)
+
+    def estimate(self, step: int) -> str:
+        """How long the updates that are left will take, by the first ones; empty before that is known, or not worth a word."""
+        marks, (least, most) = self.marks or [], UPDATES
+        count = len(marks) - 1  # the first update also allocates and compiles
+        if count < least or (count < most and marks[-1] - marks[0] < MEASURED):
+            return ""
+        each, left = median(later - before for before, later in pairwise(marks)), self.steps - step
+        seconds = each * left * (1 + self.evaluations)
+        if seconds < WORTH:
+            self.marks = None
+            return ""
+        also = " and evaluations" if self.evaluations else ""
+        return (
+            f"about {duration(seconds)} for {left:,} updates of {each:.2g} s{also} on this machine; Ctrl-C saves, and the same command "
+            "goes on"
+        )
 
     def show(self, row: dict[str, Any]) -> None:
         """Show a line of metrics."""
@@ -95,10 +131,19 @@ class Progress:
         if done < 1 or step >= self.steps:
             return ""
         seconds = (time.monotonic() - self.began) / done * (self.steps - step)
-        return f", {int(seconds) // 60}:{int(seconds) % 60:02d} left"
+        return f", about {duration(seconds)} left"
 
     def stop(self) -> None:
         """Remove the bar."""
         if self.bar is not None:
             self.bar.stop()
             self.bar = None
+
+
+def duration(seconds: float) -> str:
+    """A time in words."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:,.0f} days"

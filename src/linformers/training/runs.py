@@ -39,8 +39,9 @@ OF_RESULTS = {
     **{"labels": whole(), "examples_tested": whole(), "parameters": whole(), "tokens_per_second": number(0)},
     **{"peak_memory_mb": number(0), "seconds": number(0), "training_seconds": number(0), "tokens_seen": whole()},
     **SCORES,
-    **dict.fromkeys(("slots_alive", "f1", "exact"), number(0, 1)),
+    **dict.fromkeys(("slots_alive", "f1", "exact", "unseen"), number(0, 1)),
     "baseline": fields({}, SCORES),
+    "baselines": each(fields({"name": text(), **SCORES}, {"note": text()})),
     "examples": each(named(text())),
     "per_class": each(
         fields({"label": text(), "precision": number(), "recall": number(), "f1": number(), "support": whole()})

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from linformers import limits
 from linformers.checks import one_of
+from linformers.data.examples import Long
 from linformers.files.checked import maybe, of_type
 from linformers.models.options import AttentionKind, Norm, Pooling, Positions, Shared, unset
 from linformers.ops.blocks import block_sizes
@@ -51,10 +52,11 @@ class Settings:
         Begin with the weights of a run, of a saved model of `linformers.hf`, or of an encoder (linearised, or as it was, to compare). The
         sizes and the tokeniser are the source's; heads for another task are new; another --n or --k is resampled. By default all weights are new.
     data
-        Text files, folders, globs, or a directory that `linformers prepare` wrote; by default Python's documentation,
+        Text files, tables (CSV, TSV, JSONL, Parquet), folders, globs, a dataset of `save_to_disk`, or a directory that
+        `linformers prepare` wrote; by default Python's documentation,
         or ListOps for classify.
     column
-        The column with the text, in JSONL and CSV files; by default "text".
+        The column with the text, in tables; by default "text".
     label_column
         The column with the class; by default "label", for classify. A list in JSONL files means several classes a text.
     label_separator
@@ -84,6 +86,9 @@ class Settings:
         How positions are projected to slots: learnable, convolution, mean, max, no_params (fixed random), or content (tokens choose their slots).
     start
         Initial values of learned projections: random, or means of segments (segments).
+    long
+        What classify does with texts of more than n tokens: cut them, or read windows of n tokens: in training one at random in each epoch,
+        in the test and for predictions all of them, with their probabilities averaged.
     block_size
         Positions of a block of a causal model; by default about n/8, at most 128.
     local_kernel
@@ -195,6 +200,7 @@ class Settings:
     sharing: Sharing = UNSET
     method: MethodName = UNSET
     start: Start = UNSET
+    long: Long = UNSET
     block_size: int = UNSET
     local_kernel: int = UNSET
     local_window: int = UNSET
@@ -259,6 +265,7 @@ class Settings:
         one_of("--precision", values["precision"], get_args(Precision))
         one_of("--schedule", values["schedule"], get_args(Schedule))
         check_types(values, option)
+        one_of("--long", values["long"], get_args(Long))
         check(values)
         n, steps = values["n"], values["max_steps"]
         values.setdefault("target_n", n)

@@ -227,6 +227,7 @@ def examples_of(
         noise=settings.noise,
         noise_share=settings.noise_share,
         token_dropout=settings.token_dropout if training else 0.0,
+        long=settings.long,
     )
     if not len(examples):
         raise ValueError(f"the {part} part of {prepared.directory} has no examples; prepare more text, or other shares")
@@ -239,6 +240,18 @@ def steps_of(settings: Settings, prepared: "Prepared") -> int:
     """The updates of the epochs that the settings ask for."""
     _, sampler, _ = examples_of(settings, prepared, "train")
     return max(1, math.ceil(settings.epochs * len(sampler) / (world() * settings.accumulation)))
+
+
+def unread(examples: Any, settings: Settings) -> str | None:
+    """How many examples are cut, and the share of the text that is never read; None if none is."""
+    if not examples.cut:
+        return None
+    instead = ", or --long windows" if settings.task == "classify" else ""
+    longer = "--n or --target-n" if settings.task == "seq2seq" else "--n"
+    return (
+        f"{examples.cut:,} of {len(examples):,} {examples.part} texts are longer than {settings.n:,} tokens and are cut: "
+        f"{examples.unseen:.0%} of the text is never read; for more of it, give a larger {longer}{instead}"
+    )
 
 
 class Collate:

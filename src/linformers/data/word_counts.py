@@ -1,0 +1,70 @@
+"""Classes from counts of words: logistic regression on TF-IDF of words and pairs of words. Needs scikit-learn, of the extra ``train``.
+
+Axes: b texts, c classes.
+"""
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+STRENGTHS = (1.0, 10.0, 100.0)  # the inverse of the penalty; the validation part chooses
+WEIGHTS = 20_000_000  # of a regression, which bounds its words
+WORDS = 200_000
+
+
+class WordCounts:
+    """P(class | words of a text), by logistic regression on TF-IDF of words and pairs of words.
+
+    Args:
+        texts: of training.
+        classes: theirs, ``(b,)``.
+        count: the number of classes that there can be.
+        held_out: texts and classes that choose the penalty; without any it is that of scikit-learn.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[str],
+        classes: NDArray[Any],
+        count: int,
+        held_out: tuple[Sequence[str], NDArray[Any]] | None = None,
+    ) -> None:
+        from sklearn.feature_extraction.text import TfidfVectorizer  # type: ignore[import-untyped]
+
+        self.count, self.trained = count, len(texts)
+        most = min(WORDS, max(1, WEIGHTS // count))
+        self.words = TfidfVectorizer(
+            ngram_range=(1, 2), token_pattern=r"(?u)\w+|[^\w\s]", sublinear_tf=True, max_features=most, dtype=np.float32
+        )
+        features = self.words.fit_transform(texts)
+        fitted = [self._fit(features, classes, strength) for strength in (STRENGTHS if held_out else STRENGTHS[:1])]
+        self.model = fitted[0]
+        if held_out:
+            given, right = self.words.transform(held_out[0]), np.asarray(held_out[1])
+            losses = []
+            for model in fitted:
+                self.model = model
+                losses.append(-np.log(self._shares(given)[np.arange(len(right)), right]).mean())
+            self.model = fitted[int(np.argmin(losses))]
+
+    def _fit(self, features: Any, classes: NDArray[Any], strength: float) -> Any:
+        from sklearn.exceptions import ConvergenceWarning  # type: ignore[import-untyped]
+        from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)  # near enough after so many steps
+            return LogisticRegression(C=strength, max_iter=200).fit(features, classes)
+
+    def _shares(self, features: Any) -> Floats:
+        """All classes have a share, also those that are not in the training part: one text more, evenly spread over them."""
+        found = np.zeros((features.shape[0], self.count))
+        found[:, self.model.classes_] = self.model.predict_proba(features)
+        return (self.trained * found + 1 / self.count) / (self.trained + 1)
+
+    def __call__(self, texts: Sequence[str]) -> Floats:
+        """The probabilities of all classes, ``(b, c)``."""
+        return self._shares(self.words.transform(texts))

@@ -1,0 +1,67 @@
+"""``classify`` and ``embed``: texts and JSON lines in, answers in order out."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from training_cases import run
+
+from linformers.cli import launch
+from linformers.training import classify, embed, load_run
+
+TEXTS = ["saw axe file " * 20, "apple plum", "file"]
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory, labelled):
+    folder = tmp_path_factory.mktemp("use")
+    run("classify", labelled, folder / "run", max_steps=2)
+    return folder / "run"
+
+
+def test_json_lines_keep_their_fields(out, tmp_path, capsys, monkeypatch):
+    rows = [{"id": i, "body": text, "label": "x"} for i, text in enumerate(TEXTS)]
+    path = tmp_path / "new.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    expected = classify(load_run(out), TEXTS, long="windows")
+    for file, column in ((["--file", str(path)], "body"), ([], "body")):
+        monkeypatch.setattr("sys.stdin", io.StringIO(path.read_text()))
+        assert launch("classify", str(out), *file, "--column", column, "--long", "windows") == 0
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        for row, answer, one in zip(rows, expected, found, strict=True):
+            assert one == {"id": row["id"], "body": row["body"], "given": {"label": "x"}, **answer}
+    assert launch("classify", str(out), *TEXTS, "--json", "--batch-size", "2") == 0
+    said = capsys.readouterr()
+    assert [json.loads(line)["text"] for line in said.out.splitlines()] == TEXTS
+    assert "1 of 3 texts were cut to 24 tokens; --long windows reads all of them" in said.err
+
+
+def test_vectors_are_written(out, tmp_path, capsys):
+    path = tmp_path / "new.txt"
+    path.write_text("\n".join(TEXTS))
+    assert launch("embed", str(out), "--file", str(path), "--normalize", "--out", str(tmp_path / "v.npy")) == 0
+    assert "3 texts, 16 channels" in capsys.readouterr().out
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), embed(out, TEXTS, normalize=True), atol=1e-6)
+    assert launch("embed", str(out), "apple") == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    np.testing.assert_allclose(json.loads(line)["embedding"], embed(out, ["apple"])[0], atol=1e-6)
+
+
+def test_errors(out, tmp_path, capsys):
+    lines = tmp_path / "lines.jsonl"
+    for content, options, message in (
+        ('{"text": "a"}\nb', [], f"line 2 of {lines} is not JSON; there must be one object on each line"),
+        ("[1]", [], f"line 1 of {lines} is not a JSON object"),
+        ('{"body": "a"}', [], "has no text in 'text'; it has 'body': choose with --column"),
+        ('{"text": 3}', ["--column", "text"], "has no text in 'text'; it has 'text'"),
+        ('{"text": "a"}', ["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
+    ):
+        lines.write_text(content)
+        for command in ("classify", "embed"):
+            assert launch(command, str(out), "--file", str(lines), *options) == 1
+            assert message in " ".join(capsys.readouterr().err.split())
+    assert launch("classify", str(out), "a", "--column", "text") == 1
+    assert "--column is for JSON lines, and texts were given" in capsys.readouterr().err
+    assert launch("embed", str(out), "a", "--out", "vectors.bin") == 1
+    assert "--out must end in .npy, got vectors.bin" in capsys.readouterr().err

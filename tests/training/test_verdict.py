@@ -1,0 +1,50 @@
+"""What results say beside the baselines, and what to try when they are behind."""
+
+import pytest
+from training_cases import run
+
+from linformers.training import load_run
+from linformers.training.verdict import verdict
+
+FREQUENCIES = {"loss": 6.0, "perplexity": 400.0, "accuracy": 0.1}
+COUNTED = {"name": "5-grams", "loss": 4.0, "perplexity": 55.0, "accuracy": 0.3}
+
+
+def text(loss, perplexity, **more):
+    return {"task": "clm", "loss": loss, "perplexity": perplexity, "accuracy": 0.2, "baseline": FREQUENCIES, **more}
+
+
+def test_a_language_model_is_measured_by_its_perplexity():
+    assert verdict(text(5.0, 150.0)) == ["ahead of frequencies alone: perplexity 150.0 against 400.0"]
+    (said,) = verdict(text(5.0, 150.0, baselines=[COUNTED]))
+    assert said.startswith("not ahead of 5-grams: perplexity 150.0 against 55.0; try more --max-steps")
+    assert verdict(text(3.0, 20.0, baselines=[{**COUNTED, "note": "counted on 3 of 9 tokens"}])) == [
+        "ahead of 5-grams: perplexity 20.0 against 55.0",
+        "5-grams: counted on 3 of 9 tokens",
+    ]
+    assert verdict({"task": "clm", "loss": 3.0}) == []
+
+
+def test_classes_are_measured_by_accuracy_and_certainty_is_named():
+    words = {"name": "TF-IDF regression", "loss": 0.4, "perplexity": 1.5, "accuracy": 0.866}
+    base = {"loss": 0.69, "perplexity": 2.0, "accuracy": 0.5}
+    results = {"task": "classify", "loss": 1.2, "perplexity": 3.3, "accuracy": 0.633, "unseen": 0.4, "baseline": base}
+    first, second = verdict({**results, "baselines": [words]})
+    assert first.startswith(
+        "not ahead of TF-IDF regression: accuracy 63.3 % against 86.6 %; try a larger --n (the model"
+    )
+    assert "never reads 40% of the text" in first
+    assert "--from a run that was trained on text (mlm)" in first
+    assert second.startswith("its probabilities are worse than the frequencies alone (loss 1.200 against 0.690)")
+    assert verdict({**results, "loss": 0.3, "accuracy": 0.9, "baselines": [words]}) == [
+        "ahead of TF-IDF regression: accuracy 90.0 % against 86.6 %"
+    ]
+
+
+@pytest.mark.parametrize("task, name", [("clm", "8-grams"), ("mlm", "neighbours"), ("classify", "TF-IDF regression")])
+def test_a_baseline_depends_on_the_data_alone(task, name, data, tmp_path):
+    results = [run(task, data[task], tmp_path / str(depth), max_steps=1, depth=depth) for depth in (1, 2)]
+    assert results[0]["loss"] != results[1]["loss"]
+    assert results[0]["baselines"] == results[1]["baselines"]
+    assert [one["name"] for one in results[0]["baselines"]] == [name]
+    assert load_run(tmp_path / "1").results["baselines"] == results[0]["baselines"]
