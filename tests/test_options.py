@@ -46,7 +46,7 @@ OTHER = {
 def test_a_value_goes_from_settings_to_the_stack(name):
     """Through the configuration: the model of these settings is the stack that was asked for, down to its parameters."""
     sizes = {"n": 24, "k": 6, "width": 8, "heads": 2, "depth": 1, "feedforward": 16, "dropout": 0.0}
-    settings = Settings(task="clm", **sizes, **{"block_size": 8} | {name: OTHER[name]}).filled()
+    settings = Settings(task="clm", **sizes, **{"method": "learnable", "block_size": 8} | {name: OTHER[name]}).filled()
     config = configuration(settings, Tokens(), [])
     assert getattr(config, name) == OTHER[name]
     made = LinformerForCausalLM(config).model.body.linformer

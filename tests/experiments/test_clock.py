@@ -34,6 +34,10 @@ CASES = [
     {"task": "classify", "sharing": "none"},
     {"task": "classify", "sharing": "headwise"},
     {"task": "classify", "method": "mean"},
+    {"task": "mlm", "method": "learnable", "local_window": 16},
+    {"task": "clm", "method": "learnable"},
+    {"task": "seq2seq", "method": "learnable", "cross_attention": "linformer"},
+    {"task": "clm", "n": 1024, "k": 128, "block_size": 64},
 ]
 
 

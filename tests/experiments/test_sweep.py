@@ -12,7 +12,7 @@ from saved_cases import save_run
 from linformers.experiments import cells, comparison, sweep
 from linformers.training.settings import Settings
 
-BASE = sweep.complete(Settings(preset="tiny", n=64, max_steps=20, threads=1))
+BASE = sweep.complete(Settings(preset="tiny", n=64, max_steps=20, threads=1, method="learnable"))
 
 
 def names(contenders, seeds=1):
@@ -35,7 +35,7 @@ def test_contenders_differ_from_the_base_in_what_they_say():
 
 
 def test_the_source_of_seq2seq_is_a_choice_of_its_own():
-    base = sweep.complete(Settings(task="seq2seq", n=64))
+    base = sweep.complete(Settings(task="seq2seq", n=64, method="learnable"))
     words = ["full", "cross_attention=linformer", "full,cross-attention=linformer,k=4"]
     found = [cell.settings for cell in sweep.plan(base, words, 1)]
     assert [(s.attention, s.cross_attention, s.k) for s in found] == [

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from linformers.experiments.measure import SGEMM_SIZE, cpu_model, interleave, pinned, sgemm_rate, sgemm_step
 from linformers.experiments.runs import RESULTS, read_json
 from linformers.experiments.sweep import Cell
+from linformers.ops.opened import SHORT
 from linformers.training.progress import duration as duration
 from linformers.training.settings import Settings, decoder_slots
 
@@ -103,7 +104,10 @@ def operations(settings: Settings, vocabulary: int) -> float:
     decoder = t * (forward + attention(settings, t, decoder_slots(settings.k, n, t), True))
     # Queries and outputs of the target, keys and values of the source, and the attention of each target position.
     m = min(settings.k, n) if in_slots else n
-    cross = t * (4 * d * d + 4 * d * m) + (slots(settings, n, m) if in_slots else n * 4 * d * d)
+    if in_slots and settings.open_slots:
+        m = opened_keys(settings, n, settings.k, 0, False)
+    made = slots(settings, n, settings.k) if in_slots and not settings.open_slots else n * 4 * d * d
+    cross = t * (4 * d * d + 4 * d * m) + made
     return settings.depth * (encoder + decoder + cross) + t * 2 * d * vocabulary
 
 
@@ -117,9 +121,22 @@ def attention(settings: Settings, n: int, k: int, causal: bool) -> float:
     maps = 8.0 * d * d
     if kind == "linformer" and not near:
         maps = 4 * d * d + slots(settings, n, k) / n  # keys and values of slots alone
-    elif kind == "linformer":
-        maps += 4 * d * k * (settings.block_size or n) / n if causal else 4 * d * k
+    elif kind == "linformer" and not settings.open_slots:  # means take next to nothing
+        own = 1 if settings.sharing != "none" else settings.heads
+        maps += 2.0 * own * d * k if settings.method == "content" else 0
+        maps += 4 * d * k * (settings.block_size or n) / n if causal and settings.method != "content" else 4 * d * k
+    if kind == "linformer" and settings.open_slots:
+        maps = 8.0 * d * d
+        m = opened_keys(settings, n, k, near, causal)
     return maps + 4 * d * m
+
+
+def opened_keys(settings: Settings, n: int, k: int, near: int, causal: bool) -> float:
+    """The keys and slots by which a query is multiplied where it opens slots, to choose them too; all keys if they are few."""
+    if n < SHORT:
+        return n + 1.5 * k
+    seen = k / 2 if causal else k  # in the mean, of those before the query
+    return 1.5 * seen + settings.open_slots * n / k + min(n, near)
 
 
 def slots(settings: Settings, n: int, k: int) -> float:

@@ -214,8 +214,10 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
             if "n" in changes:
                 changes.setdefault("batch_size", max(1, base.batch_size * base.n // changes["n"]))
                 changes.setdefault("target_n", changes["n"] if base.target_n == base.n else base.target_n)
-            if not in_slots(changes, base):
+            if not in_slots(changes, base) or changes.get("method", base.method) != "mean":
                 changes |= {"open_slots": 0, "open_reach": None}  # there are none to open
+            if changes.get("method", base.method) != base.method:
+                changes.setdefault("sharing", None)  # its default depends on the method
             if changes.get("attention") in ("full", "none"):
                 changes.setdefault("local_window", 0)  # these kinds of attention do not use it
             near = changes.get("attention") == "local"  # exact neighbours as the base has them

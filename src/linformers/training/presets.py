@@ -1,6 +1,7 @@
 """Presets and defaults of the settings of a run."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from linformers.models.options import Shared
@@ -53,6 +54,10 @@ DEFAULTS: dict[str, Any] = {
     "workers": 0,
     "seed": 0,
 }
+# The slots of a new run that names none, by task: what kept most of full attention's gain (docs/choosing.md).
+ASSIGNED: dict[str, Any] = {"method": "content", "sharing": "none"}
+OPENED: dict[str, Any] = {"method": "mean", "open_slots": 4}
+SLOTS: dict[str, dict[str, Any]] = {"mlm": ASSIGNED, "classify": ASSIGNED, "clm": OPENED, "seq2seq": OPENED}
 BY_TASK: dict[str, dict[str, Any]] = {"classify": {"patience": 3}}  # of a new run; a saved one keeps what it has
 # With a source: by what it is, and by the task. ``rate`` is a share of the preset's learning rate.
 FROM: dict[str, dict[str, Any]] = {
@@ -60,5 +65,20 @@ FROM: dict[str, dict[str, Any]] = {
     "encoder": {"learning_rate": 5e-5},
     "classify": {"epochs": 3.0},
 }
+
 VOCABULARY = {"tiny": 4096, "small": 8192, "base": 16384}  # tokens of a new tokeniser, by preset
 QUICK: dict[str, Any] = {"preset": "tiny", "n": 64, "width": 64, "max_steps": 20, "eval_batches": 5}
+
+
+def slots_of(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults of method, sharing and opened slots, which depend on each other, on the task, and on what was given."""
+    kinds = (given.get("attention", "linformer"), given.get("cross_attention") if task == "seq2seq" else None)
+    if "linformer" not in kinds or "source" in given:
+        return {}
+    if given.get("open_slots"):
+        return {"method": OPENED["method"]}
+    if given.get("method") == ASSIGNED["method"]:
+        return {"sharing": ASSIGNED["sharing"]}
+    if {"method", "start", "open_slots"} & given.keys():
+        return {}
+    return SLOTS[task]

@@ -21,7 +21,7 @@ from linformers.projections.make import MethodName, Sharing
 from linformers.training.checking import check
 from linformers.training.defaults import with_defaults
 from linformers.training.options import option, spoken
-from linformers.training.presets import BY_TASK, DEFAULTS, FROM, PRESETS, VOCABULARY
+from linformers.training.presets import ASSIGNED, BY_TASK, DEFAULTS, FROM, OPENED, PRESETS, SLOTS, VOCABULARY, slots_of
 
 Task = Literal["mlm", "clm", "seq2seq", "classify"]
 Preset = Literal["tiny", "small", "base"]
@@ -261,7 +261,7 @@ class Settings:
         given = self.given()
         preset = one_of("--preset", given.get("preset", DEFAULTS["preset"]), tuple(PRESETS))
         task = one_of("--task", given.get("task", DEFAULTS["task"]), get_args(Task))
-        values = {**DEFAULTS, **BY_TASK.get(task, {}), **PRESETS[preset], **given}
+        values = {**DEFAULTS, **BY_TASK.get(task, {}), **slots_of(task, given), **PRESETS[preset], **given}
         one_of("--precision", values["precision"], get_args(Precision))
         one_of("--schedule", values["schedule"], get_args(Schedule))
         check_types(values, option)
@@ -344,7 +344,14 @@ WORDS = {
     "{rates}": f"{FROM['linformer']['rate']} times that of the preset, and {FROM['encoder']['learning_rate']:g} for an encoder",
     "{epochs}": str(FROM["classify"]["epochs"]),
 }
-SHOWN = {**DEFAULTS, "patience": f"{DEFAULTS['patience']}, and {BY_TASK['classify']['patience']} for classify"}
+ASSIGNING, OPENING = (" and ".join(task for task in SLOTS if SLOTS[task] is kind) for kind in (ASSIGNED, OPENED))
+SHOWN = {
+    **DEFAULTS,
+    "patience": f"{DEFAULTS['patience']}, and {BY_TASK['classify']['patience']} for classify",
+    "method": f"{ASSIGNED['method']} for {ASSIGNING}, {OPENED['method']} for {OPENING}",
+    "sharing": f"{DEFAULTS['sharing']}, and {ASSIGNED['sharing']} for content",
+    "open_slots": f"{OPENED['open_slots']} for {OPENING} without --method, otherwise {DEFAULTS['open_slots']}",
+}
 Settings.__doc__ = with_defaults(Settings.__doc__ or "", [*TYPES], SHOWN, PRESETS, VOCABULARY, WORDS)
 
 
