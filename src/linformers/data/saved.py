@@ -43,7 +43,7 @@ def saved_dataset(source: str, kind: Kind, layout: Layout) -> dict[Part, Corpus]
         raise ValueError(
             f"{directory} has the splits {', '.join(map(repr, splits))}, and none is called 'train'; save that one alone"
         )
-    chosen = {name for name, _ in parts.values()}
+    chosen = [name for name, _ in parts.values()]
     others = [repr(name) for name in splits if name not in chosen]
     notes = [f"splits left out: {', '.join(others)}"] if others else []
     if len(parts) > 1:
