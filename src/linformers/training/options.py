@@ -18,7 +18,17 @@ CALLED = {
     "positions": ("position_embedding_type",),
 }
 SAME = (
-    *("vocab_size", "block_size", "local_window", "local_kernel", "cross_attention", "mask_share", "noise_share"),
+    *(
+        "vocab_size",
+        "block_size",
+        "local_window",
+        "local_kernel",
+        "open_slots",
+        "open_reach",
+        "cross_attention",
+        "mask_share",
+        "noise_share",
+    ),
     *("label_column", "target_column", "attention", "method", "start", "norm", "pooling", "noise"),
 )
 SETTINGS = {name: setting for setting, names in CALLED.items() for name in names} | {name: name for name in SAME}
