@@ -34,6 +34,8 @@ SMALL = {
         ({"proj_k": HUGE}, "proj_k must be at most"),
         ({"hidden_size": 2**30}, r"about 9\.\d+e\+18 parameters, more than the limit of 1\.1e\+12"),
         ({"max_position_embeddings": 2**30, "proj_k": 2**20}, "parameters, more than the limit"),
+        ({"local_kernel": HUGE + 1}, "parameters, more than the limit"),
+        ({"type_vocab_size": HUGE}, "parameters, more than the limit"),
         ({"hidden_size": 10**40}, "got a number of more than 63 bits|must be a whole number"),
         ({"is_encoder_decoder": True, "decoder_layers": 10**9}, "decoder_layers must be at most 10,000"),
         ({"is_encoder_decoder": True, "max_target_positions": HUGE}, "max_target_positions must be at most"),
@@ -44,11 +46,12 @@ def test_configurations(changes, message):
         LinformerConfig(**{**SMALL, **changes})
 
 
+@pytest.mark.parametrize("more", [{}, {"local_kernel": 2001}], ids=["plain", "kernel"])
 @pytest.mark.parametrize("sharing", ["none", "headwise", "kv", "layerwise"])
 @pytest.mark.parametrize("kind", [LinformerForMaskedLM, LinformerForCausalLM, LinformerForSeq2SeqLM])
-def test_the_estimate_is_near(kind, sharing):
+def test_the_estimate_is_near(kind, sharing, more):
     """It is compared with limits that are far away, so a factor is enough."""
-    config = LinformerConfig(**{**SMALL, "hidden_size": 46, "intermediate_size": 97, "sharing": sharing})
+    config = LinformerConfig(**{**SMALL, "hidden_size": 46, "intermediate_size": 97, "sharing": sharing, **more})
     with torch.device("meta"):
         model = kind(config)
     count = sum(p.numel() for p in model.parameters())
@@ -62,6 +65,8 @@ def test_the_estimate_is_near(kind, sharing):
         ({"depth": 10**9}, "--depth must be at most 10,000, got 1,000,000,000"),
         ({"n": HUGE}, "--n must be at most"),
         ({"k": HUGE}, "--k must be at most"),
+        ({"open_slots": HUGE, "method": "mean"}, "--open-slots must be at most"),
+        ({"local_kernel": 2**30 + 1, "width": 2**12, "heads": 8}, "parameters, and at most"),
         ({"vocab_size": HUGE}, "--vocab-size must be at most 16,777,216"),
         ({"seed": 2**32}, "--seed must be at most 4,294,967,295, got 4,294,967,296"),
         ({"threads": HUGE}, "--threads must be at most 4,096"),

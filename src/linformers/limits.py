@@ -21,6 +21,7 @@ SEED = 2**32 - 1  # numpy's largest
 
 SETTINGS: dict[str, int] = {
     **dict.fromkeys(("n", "target_n", "k", "block_size", "local_kernel", "local_window", "width", "heads"), SIZE),
+    **dict.fromkeys(("open_slots", "open_reach"), SIZE),
     **dict.fromkeys(("feedforward", "batch_size", "accumulation", "max_steps", "save_steps", "eval_steps"), SIZE),
     **dict.fromkeys(("log_steps", "eval_batches", "patience", "keep"), SIZE),
     **{"depth": LAYERS, "vocab_size": VOCABULARY, "seed": SEED, "threads": 1 << 12, "workers": 1 << 10},
@@ -48,6 +49,7 @@ def parameters(
     block: int | None = None,
     tied: bool = True,
     gated: bool = False,
+    kernel: int = 0,
 ) -> int:
     """The approximate number of parameters of a model of these sizes.
 
@@ -56,9 +58,10 @@ def parameters(
         k: slots with a learned projection; 0 without one.
         block: positions of a block of causal attention, where the projection covers one block.
         tied: whether the output layer shares the embedding.
+        kernel: positions of the local mixing before attention; 0 without one.
     """
     embeddings = (vocabulary * (1 if tied else 2) + n) * width
-    layer = 4 * width * width + (3 if gated else 2) * width * feedforward
+    layer = 4 * width * width + (3 if gated else 2) * width * feedforward + width * kernel
     matrix = n * k if block is None else block * -(-k * block // n)
     count = {"none": 2 * layers * heads, "headwise": 2 * layers, "kv": layers}.get(sharing, 1)
     return embeddings + layers * layer + count * matrix

@@ -4,10 +4,11 @@ import dataclasses
 
 import pytest
 
+from linformers.models.options import Shared
 from linformers.ops.blocks import block_sizes
 from linformers.training import PRESETS, Settings
 from linformers.training.models import complete, configuration
-from linformers.training.options import in_options
+from linformers.training.options import SETTINGS, in_options
 from linformers.training.settings import decoder_slots, default_block
 
 
@@ -89,6 +90,11 @@ def test_the_default_block_size_is_valid(n, k):
         ({"attention": "local"}, "--attention 'local' needs --local-window, the positions of a block"),
         ({"attention": "full", "local_window": 8}, "--local-window 8 has no meaning with --attention 'full'"),
         ({"task": "clm", "local_window": 8}, "--local-window 8 is not for causal models, .* use --block-size"),
+        (
+            {"open_slots": 2},
+            "--open-slots 2 opens the means of segments, and --method 'learnable' .* use --method 'mean'",
+        ),
+        ({"open_reach": 9}, "--open-reach 9 has no meaning without --open-slots"),
         ({"sharing": "all"}, '--sharing is "all", and must be one of'),
         ({"positions": "polar"}, '--positions is "polar", and must be one of'),
     ],
@@ -109,6 +115,12 @@ def test_messages_speak_of_options():
         ),
     ):
         assert in_options(text) == expected
+
+
+def test_every_option_that_a_model_checks_is_known_to_messages():
+    assert {field.name for field in dataclasses.fields(Shared)} - {"gated"} <= {
+        *SETTINGS.values()
+    }  # gated is yes or no
 
 
 def test_a_saved_run_is_not_contradicted():

@@ -235,8 +235,9 @@ class LinformerConfig(Shared, PreTrainedConfig):
                 block=block_sizes(n, k, self.block_size)[0] if causal and k else None,
                 tied=self.tie_word_embeddings,
                 gated=self.gated,
+                kernel=self.local_kernel,
             )
-        return count
+        return count + self.type_vocab_size * self.hidden_size
 
     def check(self) -> None:
         """Raise a ValueError for values that are not allowed; models call it again, because attributes can be changed."""

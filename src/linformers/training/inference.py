@@ -160,6 +160,8 @@ def fill_mask(run: Run, texts: Sequence[str], top: int = 5) -> list[list[list[di
     """
     need(run, "fill-mask", "mlm")
     tokenizer, found = run.tokenizer, []
+    if tokenizer.mask_token is None:
+        raise ValueError(f"the tokeniser of {run.directory} has no mask token")
     for text in texts:
         ids = fitting(run, text)
         places = [i for i, token in enumerate(ids) if token == tokenizer.mask_token_id]

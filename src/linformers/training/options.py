@@ -18,8 +18,9 @@ CALLED = {
     "positions": ("position_embedding_type",),
 }
 SAME = (
-    *("vocab_size", "block_size", "local_window", "local_kernel", "cross_attention", "mask_share", "noise_share"),
-    *("label_column", "label_separator", "target_column", "attention", "method", "start", "norm", "pooling", "noise"),
+    *("vocab_size", "block_size", "local_window", "local_kernel", "open_slots", "open_reach", "cross_attention"),
+    *("mask_share", "noise_share", "label_column", "label_separator", "target_column"),
+    *("attention", "method", "start", "norm", "pooling", "noise"),
 )
 RENAMED = {"source": "from"}  # a field cannot be called `from`
 SETTINGS = {name: setting for setting, names in CALLED.items() for name in names} | {name: name for name in SAME}

@@ -1,5 +1,6 @@
 """``Run``: a directory with settings, metrics, checkpoints, final weights and results, and how to open it."""
 
+import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -90,7 +91,7 @@ class Run:
 
     @cached_property
     def weights(self) -> Path:
-        """The directory of its weights: ``final/``, or the last checkpoint that is whole.
+        """The directory of its weights: ``final/``, or the last checkpoint that is whole, with a warning if something is damaged.
 
         Raises:
             ValueError: if there are none.
@@ -107,6 +108,8 @@ class Run:
         if found is None:
             because = "; ".join(damage) or "it was stopped before its first checkpoint"
             raise ValueError(f"{self.directory} has no weights: {because}; resume its training")
+        if damage:  # these may be other weights than the ones that were asked for
+            warnings.warn(f"{damage[0]}; the weights of {found[1]} are used", stacklevel=2)
         return found[1]
 
     @property

@@ -280,6 +280,7 @@ class Settings:
             width=values["width"],
             layers=values["depth"],
             feedforward=values["feedforward"],
+            kernel=values["local_kernel"],
         )
         limits.check_parameters(size)  # without the projections, which the configuration counts later
         if values["task"] in ("clm", "seq2seq") and values["attention"] == "linformer":

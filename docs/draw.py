@@ -1,0 +1,76 @@
+"""Draw the figures of the documentation from the saved results in docs/results.
+
+    python docs/draw.py
+
+Each file is the `comparison.json` of a `linformers compare` of docs/results.md.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from linformers.experiments import figures
+
+HERE = Path(__file__).parent
+KINDS = ("learned E", "content slots", "opened slots")
+# The contenders at k = n/4, by their names in the files; the tasks in the order of the page.
+TASKS = {
+    "recall": "recall over a gap (causal)",
+    "echo": "repetition (decoder)",
+    "copy": "copying (cross-attention)",
+    "majority": "majority (encoder)",
+    "mlm": "masked words (encoder)",
+}
+
+
+def kind_of(changes: dict[str, Any]) -> str | None:
+    """The kind of slots of a contender."""
+    if "attention" in changes or "local_window" in changes:
+        return None
+    if changes.get("open_slots"):
+        return "opened slots"
+    return {"content": "content slots", "mean": None}.get(changes.get("method", ""), "learned E")
+
+
+def share(task: str, line: dict[str, Any], lines: list[dict[str, Any]]) -> float | None:
+    """Of full attention's gain over none in loss; of its accuracy for copying, which needs no self-attention."""
+    by_kind = {one["changes"].get("attention"): one for one in lines if len(one["changes"]) == 1}
+    full, none = by_kind["full"], by_kind["none"]
+    if task == "copy":
+        return line["accuracy"]["mean"] / full["accuracy"]["mean"]
+    return (none["loss"]["mean"] - line["loss"]["mean"]) / (none["loss"]["mean"] - full["loss"]["mean"])
+
+
+def choosing() -> None:
+    """The share of full attention's gain that each kind of slots keeps, by task: docs/choosing.png."""
+    from matplotlib.figure import Figure
+
+    found: dict[str, dict[str, float]] = {}
+    for task in TASKS:
+        for path in sorted((HERE / "results").glob(f"{task}*.json")):
+            result = json.loads(path.read_text())
+            lines = [line for line in result["contenders"] if "loss" in line]
+            for line in lines:
+                kind = kind_of(line["changes"])
+                slots = line["changes"].get("k", result["settings"]["k"])
+                if kind is not None and 4 * slots == result["settings"]["n"]:
+                    value = share(task, line, lines)
+                    best = found.setdefault(task, {}).get(kind)
+                    found[task][kind] = value if best is None else max(best, value)
+    with figures.style():
+        figure = Figure(figsize=(8, 3.4), layout="constrained")
+        axis = figure.subplots()
+        for i, kind in enumerate(KINDS):
+            places = [(j + 0.27 * (i - 1), found[task][kind]) for j, task in enumerate(TASKS) if kind in found.get(task, {})]
+            bars = axis.bar([x for x, _ in places], [max(0.0, y) for _, y in places], 0.25, label=kind)
+            axis.bar_label(bars, [f"{100 * y:.0f}" for _, y in places], fontsize=8)
+        axis.axhline(1, color=figures.INK, linewidth=1, linestyle="--")
+        axis.set_xticks(range(len(TASKS)), [name.replace(" (", "\n(") for name in TASKS.values()])
+        axis.set(ylabel="share of full attention's gain", ylim=(0, 1.2))
+        axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
+        figure.legend(loc="outside upper center", ncols=len(KINDS))
+        figures.save(figure, HERE / "choosing.png")
+
+
+if __name__ == "__main__":
+    choosing()
