@@ -91,7 +91,7 @@ def test_the_default_block_size_is_valid(n, k):
         ({"attention": "full", "local_window": 8}, "--local-window 8 has no meaning with --attention 'full'"),
         ({"task": "clm", "local_window": 8}, "--local-window 8 is not for causal models, .* use --block-size"),
         (
-            {"open_slots": 2},
+            {"open_slots": 2, "method": "learnable"},
             "--open-slots 2 opens the means of segments, and --method 'learnable' .* use --method 'mean'",
         ),
         ({"open_reach": 9}, "--open-reach 9 has no meaning without --open-slots"),
