@@ -1,7 +1,6 @@
 """The same time for every contender: updates are measured, kept in the plan, and reported."""
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -52,6 +51,11 @@ def test_evaluations_and_checkpoints_are_spread_over_the_updates_that_fit():
     longer = budget.with_updates(cell, 300).settings
     assert (longer.max_steps, longer.eval_steps, longer.save_steps, longer.log_steps) == (300, 30, 30, 3)
     assert budget.with_updates(cell, None) is cell
+    (own,) = sweep.plan(BASE, ["eval_steps=7"], 1)
+    assert (budget.with_updates(own, 300).settings.eval_steps, budget.with_updates(own, 300).settings.save_steps) == (
+        7,
+        30,
+    )
 
 
 def test_an_update_is_measured_in_a_run_that_leaves_nothing(tmp_path, text, monkeypatch):
@@ -116,6 +120,6 @@ def test_a_comparison_by_time(tmp_path, text, monkeypatch, capsys):
     assert measured[2 * budget.ROUNDS :] == ["none"] * budget.ROUNDS
     capsys.readouterr()
     assert launch(*given, "--max-steps", "5") == 1
-    assert re.search(
-        r"--seconds 3 must be positive, and without --max-steps", " ".join(capsys.readouterr().err.split())
-    )
+    assert "--seconds 3 must be a positive number, without --max-steps" in " ".join(capsys.readouterr().err.split())
+    assert launch(*[word if word != "3" else "nan" for word in given]) == 1
+    assert "--seconds nan must be a positive number" in " ".join(capsys.readouterr().err.split())

@@ -47,6 +47,37 @@ def test_the_source_of_seq2seq_is_a_choice_of_its_own():
         sweep.plan(base, ["full,cross_attention=full,k=4"], 1)
 
 
+def test_slots_of_contenders_depend_on_their_method():
+    base = sweep.complete(Settings(task="clm", preset="tiny"))
+    words = ["linformer", "method=learnable", "method=content", "full", "open_slots=2", "method=mean,open_slots=0"]
+    found = [cell.settings for cell in sweep.plan(base, words, 1)]
+    assert [(s.method, s.sharing, s.open_slots) for s in found] == [
+        ("mean", "layerwise", 4),
+        ("learnable", "layerwise", 0),
+        ("content", "none", 0),
+        ("mean", "layerwise", 0),
+        ("mean", "layerwise", 2),
+        ("mean", "layerwise", 0),
+    ]
+    (kept,) = sweep.plan(sweep.complete(Settings(task="clm", preset="tiny", sharing="kv")), ["method=content"], 1)
+    assert kept.settings.sharing == "kv"  # as the base, which says so
+    (opened,) = sweep.plan(sweep.complete(Settings(preset="tiny")), ["open_slots=3"], 1)
+    assert (opened.settings.method, opened.settings.open_slots) == ("mean", 3)
+    with pytest.raises(ValueError, match="open_slots needs method=mean"):
+        sweep.plan(base, ["method=learnable,open_slots=4"], 1)
+    with pytest.raises(ValueError, match="--method mean has nothing to share; give --method learnable"):
+        sweep.varied("sharing", base)
+
+
+def test_a_comparison_that_exists_keeps_its_slots(tmp_path):
+    old = sweep.complete(Settings(task="mlm", preset="tiny", method="learnable", sharing="layerwise", start="segments"))
+    sweep.save_plan(tmp_path, old, sweep.plan(old, ["full"], 1))
+    found = sweep.complete(sweep.as_planned(Settings(task="mlm", preset="tiny"), tmp_path))
+    assert found == old
+    new = Settings(task="mlm", preset="tiny")
+    assert sweep.as_planned(new, tmp_path / "none") is new
+
+
 def test_what_is_the_base_counts_once_and_seeds_come_in_turn():
     assert names(["k=16", "sharing=layerwise", "linformer", "none"], 2) == [
         "linformer.seed-0",
@@ -65,7 +96,7 @@ def test_another_length_keeps_k_and_the_tokens_of_an_update():
 
 
 def test_causal_blocks_fit_every_cell():
-    base = sweep.complete(Settings(task="clm", preset="tiny", n=64))
+    base = sweep.complete(Settings(task="clm", preset="tiny", n=64, method="learnable"))
     for axis in ("attention", "k", "sharing", "method", "n"):
         for cell in sweep.plan(base, sweep.varied(axis, base), 1):
             assert cell.settings.n % (cell.settings.block_size or 1) == 0

@@ -92,7 +92,7 @@ def test_the_default_block_size_is_valid(n, k):
         ({"task": "clm", "local_window": 8}, "--local-window 8 is not for causal models, .* use --block-size"),
         (
             {"open_slots": 2, "method": "learnable"},
-            "--open-slots 2 opens the means of segments, and --method 'learnable' .* use --method 'mean'",
+            "--open-slots 2 needs slots that are means of segments, .* --method 'learnable' .* use --method 'mean'",
         ),
         ({"open_reach": 9}, "--open-reach 9 has no meaning without --open-slots"),
         ({"sharing": "all"}, '--sharing is "all", and must be one of'),

@@ -1,5 +1,6 @@
 """``linformers compare``: the same task and budget for several kinds of attention, with several seeds."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,7 +65,7 @@ def compare(
         What to compare.
     vary
         Sets of contenders: attention (full, none), k (n/16 to n/2), sharing (all four), method (all six), n (half to twice, at fixed k).
-        Without this and without --contenders: attention, k and sharing.
+        Without this and without --contenders: attention, k, and sharing where the method has something to share.
     seeds
         How many runs each contender gets; 3, or 2 if quick.
     seconds
@@ -79,23 +80,25 @@ def compare(
     from linformers.experiments.budget import with_updates
     from linformers.experiments.cells import run_cells
     from linformers.experiments.runs import is_comparison
-    from linformers.experiments.sweep import complete, merged_plan, plan, varied
+    from linformers.experiments.sweep import UNSHARED, as_planned, complete, merged_plan, plan, varied
     from linformers.training import Interrupted
     from linformers.training.lock import working_in
     from linformers.training.sources import check_options
 
     console = Console()
-    if seconds is not None and (seconds <= 0 or "max_steps" in settings.given()):
+    if seconds is not None and not (0 < seconds < math.inf and "max_steps" not in settings.given()):
         raise ValueError(
-            f"--seconds {seconds:g} must be positive, and without --max-steps: give one budget for all cells"
+            f"--seconds {seconds:g} must be a positive number, without --max-steps: give one budget for all cells"
         )
     if not is_comparison(out):
         check_options(settings)
-    base, names, count = complete(quicker(settings, quick)), list(contenders or ()), seeds
-    for axis in vary or ([] if names else [] if quick else ["attention", "k", "sharing"]):
+    base = complete(as_planned(quicker(settings, quick), out))
+    names, count = list(contenders or ()), seeds
+    axes: list[Axis] = ["attention", "k"] if base.method in UNSHARED else ["attention", "k", "sharing"]
+    for axis in vary or ([] if names or quick else axes):
         names += varied(axis, base)
     if quick and not names:
-        names = list(QUICK_CONTENDERS)
+        names = [name for name in QUICK_CONTENDERS if "sharing" in axes or "sharing" not in name]
     cells = plan(base, names, count if count is not None else 2 if quick else 3)
     # Raises an error if this directory holds something else.
     known: dict[str, int] = merged_plan(out, base, cells, seconds).get("updates", {})

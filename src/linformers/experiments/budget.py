@@ -25,11 +25,17 @@ WARM = 3  # of these are not counted
 
 
 def with_updates(cell: Cell, count: int | None) -> Cell:
-    """The cell with this many updates, over which evaluations, checkpoints and lines are spread as usual; None leaves it as it is."""
+    """The cell with this many updates; evaluations, checkpoints and lines are spread over them, unless the user set their intervals.
+
+    None leaves the cell as it is.
+    """
     if count is None:
         return cell
-    by_length: dict[str, Any] = dict.fromkeys(("save_steps", "eval_steps", "log_steps"))
-    return dataclasses.replace(cell, settings=filled(dataclasses.replace(cell.settings, max_steps=count, **by_length)))
+    spread: dict[str, Any] = dict.fromkeys(("save_steps", "eval_steps", "log_steps"))
+    usual = filled(dataclasses.replace(cell.settings, **spread))
+    given = {name: value for name in spread if (value := getattr(cell.settings, name)) != getattr(usual, name)}
+    settings = dataclasses.replace(cell.settings, max_steps=count, **{**spread, **given})
+    return dataclasses.replace(cell, settings=filled(settings))
 
 
 def updates_in(seconds: float, cells: Sequence[Cell], say: Callable[[str], None]) -> dict[str, int]:

@@ -14,18 +14,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 from linformers.checks import at_least_one
-from linformers.experiments.runs import CELLS, PLAN, RESULTS, of_settings, read_json
+from linformers.experiments.runs import CELLS, PLAN, RESULTS, is_comparison, of_settings, read_json
 from linformers.extras import needed
 from linformers.files.checked import damaged, each, fields, inner_path, named, number, read_object, text, whole
 from linformers.files.whole import write_json
 from linformers.models.options import CHOICES
 from linformers.training.options import option
-from linformers.training.presets import DEFAULTS
+from linformers.training.presets import DEFAULTS, usual_sharing
 from linformers.training.settings import Settings
 
 Axis = Literal["attention", "k", "sharing", "method", "n"]
 AXES: tuple[str, ...] = typing.get_args(Axis)
 UNLEARNED = ("seed", "threads", "workers", "keep", "save_steps", "log_steps")
+UNSHARED = ("mean", "max")  # methods without parameters, for which all sharing modes are the same model
 OF_SLOTS = (
     "k",
     "sharing",
@@ -126,6 +127,10 @@ def varied(axis: str, base: Settings) -> list[str]:
         case "k":
             return [f"k={size}" for size in sorted({max(1, n // part) for part in (16, 8, 4, 2)} | {k})]
         case "sharing":
+            if base.method in UNSHARED:
+                raise ValueError(
+                    f"--vary sharing: --method {base.method} has nothing to share; give --method learnable"
+                )
             return [f"sharing={name}" for name in CHOICES["parameter_sharing"]]
         case "method":
             return [f"method={name}" for name in CHOICES["method"]]
@@ -155,6 +160,8 @@ def parse(text: str, base: Settings) -> Contender:
     own = {"block_size"} if kind == "local" else set()
     if not in_slots(changes, base) and (odd := [key for key in OF_SLOTS if key in changes.keys() - own]):
         raise ValueError(f"contender {text!r}: attention {kind!r} has no {odd[0]}; leave it out")
+    if changes.get("open_slots") and changes.get("method", "mean") != "mean":
+        raise ValueError(f"contender {text!r}: open_slots needs method=mean, whose slots are means of segments")
     differing = {key: value for key, value in changes.items() if value != getattr(base, key)}
     order = ["attention", "n", "k", "sharing", "method"]
     return Contender(tuple(sorted(differing.items(), key=lambda item: (order + [item[0]]).index(item[0]))))
@@ -214,10 +221,13 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
             if "n" in changes:
                 changes.setdefault("batch_size", max(1, base.batch_size * base.n // changes["n"]))
                 changes.setdefault("target_n", changes["n"] if base.target_n == base.n else base.target_n)
-            if not in_slots(changes, base) or changes.get("method", base.method) != "mean":
-                changes |= {"open_slots": 0, "open_reach": None}  # there are none to open
-            if changes.get("method", base.method) != base.method:
-                changes.setdefault("sharing", None)  # its default depends on the method
+            if changes.get("open_slots"):
+                changes.setdefault("method", "mean")
+            method = changes.get("method", base.method)
+            if not in_slots(changes, base) or method != "mean":  # there are none to open
+                changes = {"open_slots": 0, "open_reach": None, **changes}
+            if method != base.method and base.sharing == usual_sharing(base.method):
+                changes.setdefault("sharing", usual_sharing(method))
             if changes.get("attention") in ("full", "none"):
                 changes.setdefault("local_window", 0)  # these kinds of attention do not use it
             near = changes.get("attention") == "local"  # exact neighbours as the base has them
@@ -244,6 +254,19 @@ def arguments(settings: Settings) -> list[str]:
         else:
             words += [name, str(value)]
     return words
+
+
+def as_planned(settings: Settings, out: Path) -> Settings:
+    """The settings, with the slots of a comparison that exists where they are not given: defaults may be others than when it began."""
+    if not is_comparison(out):
+        return settings
+    saved, given = read_plan(out)[0], settings.given()
+    names = ("method", "sharing", "start", "open_slots", "open_reach")
+    known = {
+        **{name: DEFAULTS.get(name) for name in names},
+        **saved,
+    }  # the comparison may be from a version without them
+    return dataclasses.replace(settings, **{name: known[name] for name in names if name not in given})
 
 
 def merged_plan(out: Path, base: Settings, cells: Sequence[Cell], seconds: float | None = None) -> dict[str, Any]:

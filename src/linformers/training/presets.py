@@ -79,6 +79,9 @@ def slots_of(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
         return {"method": OPENED["method"]}
     if given.get("method") == ASSIGNED["method"]:
         return {"sharing": ASSIGNED["sharing"]}
-    if {"method", "start", "open_slots"} & given.keys():
-        return {}
-    return SLOTS[task]
+    return {} if {"method", "start"} & given.keys() else SLOTS[task]
+
+
+def usual_sharing(method: str) -> str:
+    """The default sharing of a method."""
+    return str(ASSIGNED["sharing"] if method == ASSIGNED["method"] else DEFAULTS["sharing"])
