@@ -61,7 +61,9 @@ def choosing() -> None:
         figure = Figure(figsize=(8, 3.4), layout="constrained")
         axis = figure.subplots()
         for i, kind in enumerate(KINDS):
-            places = [(j + 0.27 * (i - 1), found[task][kind]) for j, task in enumerate(TASKS) if kind in found.get(task, {})]
+            places = [
+                (j + 0.27 * (i - 1), found[task][kind]) for j, task in enumerate(TASKS) if kind in found.get(task, {})
+            ]
             bars = axis.bar([x for x, _ in places], [max(0.0, y) for _, y in places], 0.25, label=kind)
             axis.bar_label(bars, [f"{100 * y:.0f}" for _, y in places], fontsize=8)
         axis.axhline(1, color=figures.INK, linewidth=1, linestyle="--")

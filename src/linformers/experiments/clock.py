@@ -103,7 +103,7 @@ def operations(settings: Settings, vocabulary: int) -> float:
     encoder = n * (forward + attention(settings, n, settings.k, False))
     decoder = t * (forward + attention(settings, t, decoder_slots(settings.k, n, t), True))
     # Queries and outputs of the target, keys and values of the source, and the attention of each target position.
-    m = min(settings.k, n) if in_slots else n
+    m: float = min(settings.k, n) if in_slots else n
     if in_slots and settings.open_slots:
         m = opened_keys(settings, n, settings.k, 0, False)
     made = slots(settings, n, settings.k) if in_slots and not settings.open_slots else n * 4 * d * d
@@ -117,17 +117,16 @@ def attention(settings: Settings, n: int, k: int, causal: bool) -> float:
     if kind == "none":
         return 0.0
     near = 2 * (settings.block_size or min(n, 64)) if causal else 3 * settings.local_window
-    m = {"full": n, "local": min(n, near)}.get(kind, k + min(n, near))
+    m: float = {"full": n, "local": min(n, near)}.get(kind, k + min(n, near))
     maps = 8.0 * d * d
-    if kind == "linformer" and not near:
+    if kind == "linformer" and settings.open_slots:  # means take next to nothing
+        m = opened_keys(settings, n, k, near, causal)
+    elif kind == "linformer" and not near:
         maps = 4 * d * d + slots(settings, n, k) / n  # keys and values of slots alone
-    elif kind == "linformer" and not settings.open_slots:  # means take next to nothing
+    elif kind == "linformer":
         own = 1 if settings.sharing != "none" else settings.heads
         maps += 2.0 * own * d * k if settings.method == "content" else 0
         maps += 4 * d * k * (settings.block_size or n) / n if causal and settings.method != "content" else 4 * d * k
-    if kind == "linformer" and settings.open_slots:
-        maps = 8.0 * d * d
-        m = opened_keys(settings, n, k, near, causal)
     return maps + 4 * d * m
 
 
