@@ -65,8 +65,10 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
     if asked is None:
         asked = models.complete(settings_from(given))
         check_options(settings)
+    models.check_memory(asked)
     fingerprint = None if saved is None or begins else saved.about.get("data_fingerprint")
     with checked_data(asked, out, shows, anew=begins, fingerprint=fingerprint) as prepared:
+        models.check_memory(asked, prepared.tokenizer, prepared.labels)
         count = models.parameters(models.outline(asked, prepared.tokenizer, prepared.labels))
         if begins and there:
             clear(out, data=not names_own_data(asked, out))
