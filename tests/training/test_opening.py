@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from training_cases import SMALL, Crash, crash_at, rows, run, settings, train_two, weights
 
+from linformers import limits
 from linformers.data import prepare
 from linformers.training import Settings, load_run, train
 from linformers.training.checkpoints import checkpoints
@@ -60,8 +61,8 @@ def test_a_refusal_because_of_the_data_leaves_the_run_as_it_was(text_file, tmp_p
     assert (out / DATA / "prepared.json").is_file()
 
 
-@pytest.mark.parametrize("fault", ["missing", "empty", "column", "label", "kind", "labels", "model"])
-def test_a_wrong_command_is_no_obstacle_for_the_right_one(fault, text, text_file, tmp_path):
+@pytest.mark.parametrize("fault", ["missing", "empty", "column", "label", "kind", "labels", "model", "memory"])
+def test_a_wrong_command_is_no_obstacle_for_the_right_one(fault, text, text_file, tmp_path, monkeypatch):
     out, right = tmp_path / "run", {"label_column": "stars"}
     good = make_rows(tmp_path / "good.jsonl", "text", "stars")
     empty = tmp_path / "empty.txt"
@@ -74,9 +75,12 @@ def test_a_wrong_command_is_no_obstacle_for_the_right_one(fault, text, text_file
         "kind": (text, {}),
         "labels": (make_rows(tmp_path / "plain.jsonl", "text"), {}),
         "model": (good, {**right, "local_kernel": 4}),
+        "memory": (good, {**right, "local_kernel": 10**5 + 1}),
     }[fault]
-    with pytest.raises((ValueError, OSError)):
-        run("classify", wrong[0], out, **wrong[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(limits, "machine_memory", lambda: 10**6)
+        with pytest.raises((ValueError, OSError)):
+            run("classify", wrong[0], out, **wrong[1])
     assert not out.exists()
     run("classify", good, out, max_steps=1, **right)
     assert load_run(out).prepared.labels == ["0", "1"]

@@ -6,6 +6,7 @@ Axes: n positions, k slots.
 import dataclasses
 import functools
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,10 +125,19 @@ def build(settings: Settings, tokenizer: Any, labels: list[str], several: bool =
     """
     from transformers import set_seed
 
-    config = configuration(settings, tokenizer, labels, several)
-    limits.check_configuration(config, limits.machine_memory())
+    check_memory(settings, tokenizer, labels)
     set_seed(settings.seed)
-    return MODELS[settings.task](config)
+    return MODELS[settings.task](configuration(settings, tokenizer, labels, several))
+
+
+def check_memory(settings: Settings, tokenizer: Any = None, labels: Sequence[str] = ("a", "b")) -> None:
+    """Raise a ValueError if the model does not fit into the memory of this machine.
+
+    Args:
+        tokenizer: None before there is one; the vocabulary then counts as a small one.
+    """
+    config = configuration(settings, tokenizer or Tokens(), list(labels))
+    limits.check_configuration(config, limits.machine_memory())
 
 
 def check_model(settings: Settings) -> None:

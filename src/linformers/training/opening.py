@@ -72,6 +72,8 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
             wanted = settings_with(wanted, origin)
         asked = models.complete(wanted)
         check_options(settings)
+    if not asked.source:
+        models.check_memory(asked)
     fingerprint = None if saved is None or begins else saved.about.get("data_fingerprint")
     with checked_data(asked, out, shows, anew=begins, fingerprint=fingerprint, origin=origin) as prepared:
         if begins and asked.epochs:
@@ -82,6 +84,7 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
             shows.say(f"from {origin.directory}: {taken}")
             facts = {"source": source_facts(origin, taken)}
         elif not asked.source:
+            models.check_memory(asked, prepared.tokenizer, prepared.labels)
             model = models.outline(asked, prepared.tokenizer, prepared.labels, prepared.several)
         count = models.parameters(model) if model is not None else (saved.about["parameters"] if saved else 0)
         if begins and there:
