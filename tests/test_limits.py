@@ -66,7 +66,7 @@ def test_the_estimate_is_near(kind, sharing, more):
         ({"n": HUGE}, "--n must be at most"),
         ({"k": HUGE}, "--k must be at most"),
         ({"open_slots": HUGE, "method": "mean"}, "--open-slots must be at most"),
-        ({"local_kernel": 2**30 + 1, "width": 2**12, "heads": 8}, "parameters, and at most"),
+        ({"local_kernel": 2**30 + 1, "width": 2**12, "heads": 8}, "parameters, more than the limit"),
         ({"vocab_size": HUGE}, "--vocab-size must be at most 16,777,216"),
         ({"seed": 2**32}, "--seed must be at most 4,294,967,295, got 4,294,967,296"),
         ({"threads": HUGE}, "--threads must be at most 4,096"),

@@ -19,7 +19,15 @@ class Tokenizer(SimpleNamespace):
 @pytest.mark.parametrize("sharing", ["none", "layerwise"])
 def test_projections_take_smaller_steps_and_do_not_decay(sharing: str, tmp_path: Path) -> None:
     settings = Settings(
-        task="mlm", preset="tiny", n=32, width=16, heads=2, sharing=sharing, learning_rate=0.01, projection_rate=0.2
+        task="mlm",
+        preset="tiny",
+        n=32,
+        width=16,
+        heads=2,
+        method="learnable",
+        sharing=sharing,
+        learning_rate=0.01,
+        projection_rate=0.2,
     ).filled()
     model = build(settings, Tokenizer(pad_token_id=0, bos_token_id=1, eos_token_id=2), [])
     trainer = RunTrainer.__new__(RunTrainer)

@@ -102,8 +102,9 @@ def choose(logits: Tensor, open_slots: int) -> Tensor:
 
     On the CPU, a few passes with ``max`` are faster than ``topk``, and they define which of equal logits comes first.
     """
-    chosen = []
-    for _ in range(min(open_slots, logits.shape[-1])):
+    slots, chosen = logits.shape[-1], []
+    # In a graph the number of slots may depend on the length of the input; passes beyond it choose nothing.
+    for _ in range(open_slots if torch.compiler.is_compiling() and slots else min(open_slots, slots)):
         value, slot = logits.max(-1, keepdim=True)
         chosen.append(slot.masked_fill(value == -torch.inf, -1))
         logits = logits.scatter(-1, slot, -torch.inf)
