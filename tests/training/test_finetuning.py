@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from training_cases import run, settings, weights
 
 from linformers.data import load
+from linformers.data.vocabulary import train_tokenizer
 from linformers.training import Settings, classify, load_run, train
 from linformers.training.objective import Objective, balanced, balanced_several
 from linformers.training.settings import FREE
@@ -109,6 +110,17 @@ def test_hidden_tokens_are_a_function_of_seed_epoch_and_text(labelled):
         assert (hidden[i]["input_ids"] == first[i]).all()
     assert any((one != other).any() for one, other in zip(first, second, strict=True))
     assert 0.3 < np.mean(np.concatenate(first) == mask) < 0.6
+
+
+def test_hidden_tokens_need_a_token_to_hide_them_with(labelled, tmp_path):
+    tokenizer = train_tokenizer("bpe", ["apple pear saw axe"], 280)
+    tokenizer.mask_token = tokenizer.unk_token = None
+    tokenizer.save_pretrained(tmp_path / "bare")
+    options = {"tokenizer": str(tmp_path / "bare"), "token_dropout": 0.1}
+    message = "the tokeniser of .*table.csv has neither a mask nor an unknown token .*; leave --token-dropout out"
+    with pytest.raises(ValueError, match=message):
+        run("classify", labelled.parent / "table.csv", tmp_path / "run", **options)
+    assert not list((tmp_path / "run").glob("[!.]*"))
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])

@@ -211,6 +211,18 @@ def test_data_has_the_tokeniser_of_the_source(sources, labelled, tmp_path):
         fine(bare, labelled, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    "tokens, message", [(False, "needs a tokeniser beside"), (True, r"has \d+ tokens, and the model 9")]
+)
+def test_a_source_with_another_tokeniser_fails_before_text_is_prepared(tokens, message, table, tmp_path, capsys):
+    LinformerForSequenceClassification(LinformerConfig(vocab_size=9, **SIZES)).save_pretrained(tmp_path / "bare")
+    if tokens:
+        train_tokenizer("words", SENTENCES).save_pretrained(tmp_path / "bare")
+    with pytest.raises(ValueError, match=message):
+        train(Settings(source=str(tmp_path / "bare"), data=(str(table),), task="classify"), tmp_path / "run")
+    assert "preparing" not in capsys.readouterr().err
+
+
 def test_nothing_to_train_is_refused(sources, text, tmp_path):
     with pytest.raises(ValueError, match="--freeze-body leaves nothing to train"):
         fine(sources / "mlm", text, tmp_path / "run", task="mlm", freeze_body=True)

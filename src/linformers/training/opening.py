@@ -71,6 +71,7 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
         if wanted.source:
             origin = open_origin(Path(wanted.source))
             wanted = settings_with(wanted, origin)
+            _ = origin.tokenizer  # an error of it comes before text is prepared
         asked = models.complete(wanted)
         check_options(settings)
     fingerprint = None if saved is None or begins else saved.about.get("data_fingerprint")
