@@ -31,7 +31,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy on a part, a report for each class, the baselines, and some examples.
 
-    All of the test part becomes ``results.json`` of the run; another part, ``results-PART.json``. With a limit nothing is written.
+    All of the test part becomes ``results.json`` of the run; another part, ``results-PART.json``. With a limit nothing is written,
+    and the only baseline is that of the frequencies.
 
     Args:
         run: what :func:`load_run` opened.
@@ -86,7 +87,7 @@ def evaluate(
         "texts_cut": examples.cut,
         "unseen": round(examples.unseen, 4),
         "baseline": several_baseline(examples) if counts.several else frequency_baseline(examples),
-        "baselines": counted_baselines(examples, shows.say),
+        "baselines": counted_baselines(examples, shows.say) if limit is None else [],
     }
     if run.task == "classify":
         results |= counts.summary()
