@@ -71,10 +71,15 @@ def test_the_test_averages_the_windows_of_a_text(tmp_path_factory, labelled):
         right.append(shares.argmax() == examples.classes[i])
     assert results["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
     assert results["accuracy"] == pytest.approx(np.mean(right))
+    assert 0 < results["slots_alive"] <= 1  # content slots are the default
     assert results["examples_tested"] == len(examples) == sum(row["support"] for row in results["per_class"])
     assert evaluate(opened, limit=1, batch_size=3, progress=False)["examples_tested"] == 3
     less = measure_windows(opened.model, examples, 0, batch_size=2, texts=2, seen=lambda *found: None)
     assert less.loss == pytest.approx(sum(losses[:2]), rel=1e-4)
+    with torch.no_grad():  # as sure as float32 can be, and wrong about some
+        opened.model.classifier.bias.copy_(torch.tensor([1e4, -1e4]))
+    sure = measure_windows(opened.model, examples, 0, batch_size=2, seen=lambda *found: None)
+    assert sure.loss == pytest.approx(-np.log(np.finfo(np.float32).tiny) * (examples.classes == 1).sum())
 
 
 def test_training_reads_another_window_in_every_epoch(trained):

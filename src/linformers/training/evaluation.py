@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linformers.files.whole import write_json
 from linformers.training.batch_order import Batches, loader
-from linformers.training.measure import measure_windows, score
+from linformers.training.measure import measure_windows, score, watched
 from linformers.training.models import parameters
 from linformers.training.progress import Progress
 from linformers.training.runs import RESULTS, Run
@@ -67,7 +67,8 @@ def evaluate(
         if run.task == "classify" and run.settings.long == "windows":
             size = batch_size or run.settings.batch_size
             pad_id, texts = run.tokenizer.pad_token_id, None if limit is None else limit * size
-            found = measure_windows(model, examples, pad_id, batch_size=size, texts=texts, seen=seen)
+            options: Any = {"batch_size": size, "texts": texts, "seen": seen}
+            found, also = watched(model, lambda watch: measure_windows(model, examples, pad_id, **options, watch=watch))
         else:
             found, also = score(model, run.task, batches, model.device, seen)
     finally:
