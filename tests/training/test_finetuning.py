@@ -157,6 +157,7 @@ def test_texts_with_several_classes(name, several, tmp_path):
             r"--label-smoothing 0\.1 is for --task classify, and the task is mlm",
         ),
         ({"task": "clm", "class_weights": "balanced"}, "--class-weights balanced is for --task classify"),
+        ({"task": "mlm", "long": "windows"}, "--long windows is for --task classify, and the task is mlm"),
         ({"task": "classify", "token_dropout": 1.0}, r"--token-dropout must be from 0 to less than 1, got 1\.0"),
         ({"task": "classify", "epochs": 0.0}, r"--epochs must be more than 0, got 0\.0"),
         ({"freeze_body": True}, "--freeze-body is about the weights that --from brings along; give --from"),
@@ -167,3 +168,9 @@ def test_texts_with_several_classes(name, several, tmp_path):
 def test_options_without_a_meaning(changes, message):
     with pytest.raises(ValueError, match=message):
         Settings(**changes).filled()
+
+
+def test_a_run_with_a_setting_that_was_ignored_still_opens(tmp_path):
+    saved = {**Settings(task="mlm").filled().given(), "long": "windows"}
+    (tmp_path / "config.json").write_text(json.dumps({"settings": saved}))
+    assert load_run(tmp_path).settings.long == "cut"

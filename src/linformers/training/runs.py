@@ -182,6 +182,8 @@ def load_run(directory: Path | str) -> Run:
         with damaged(path):
             check_types(about["settings"])
             values = {name: tuple(v) if isinstance(v, list) else v for name, v in about["settings"].items()}
+            if values.get("task") != "classify":
+                values.pop("long", None)  # earlier versions accepted it with every task, and ignored it
             settings = Settings(**{**DEFAULTS, **values}).filled()  # the run may be from a version without some setting
     except ValueError as error:
         raise ValueError(f"{error}; give the directory of a run, or restore the file") from None
