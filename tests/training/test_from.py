@@ -241,7 +241,7 @@ def test_a_full_disk_keeps_the_run_that_is_to_be_replaced(sources, table, tmp_pa
     settings = Settings(source=str(sources / "mlm"), data=(str(out / "data"),), task="classify", **FINE, seed=1)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, before[1]))
-        with pytest.raises(OSError, match="could not write .*start"):
+        with pytest.raises(OSError, match=r"could not write .*start"):
             train(settings, out, resume=False, progress=False)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -86,7 +86,8 @@ def test_another_part_and_a_limit(trained):
     kept.unlink(missing_ok=True)
     some = evaluate(opened, "validation", limit=1, progress=False)
     assert 0 < some["examples_tested"] <= 5
-    assert not (opened.directory / "results-validation.json").exists() and not kept.exists()
+    assert not (opened.directory / "results-validation.json").exists()
+    assert not kept.exists()
     assert (some["baselines"], set(some["baseline"])) == ([], {"loss", "perplexity", "accuracy"})
     whole = evaluate(opened, "validation", samples=0, progress=False)
     assert "examples" not in whole

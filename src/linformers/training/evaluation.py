@@ -16,6 +16,7 @@ from linformers.training.models import parameters
 from linformers.training.progress import Progress
 from linformers.training.runs import RESULTS, Run
 from linformers.training.sources import examples_of, unread
+from linformers.training.verdict import had
 
 Part = Literal["train", "validation", "test"]
 
@@ -92,7 +93,7 @@ def evaluate(
     }
     if run.task == "classify":
         results |= counts.summary()
-    results |= {"parameters": parameters(model), **run.cost()}
+    results |= {"parameters": parameters(model), **run.cost(), "had": had(run.settings.given())}
     if samples:
         results["examples"] = examples_with_answers(run, examples, samples)
     if limit is None:

@@ -43,6 +43,7 @@ OF_RESULTS = {
     **dict.fromkeys(("slots_alive", "f1", "exact", "unseen"), number(0, 1)),
     "baseline": fields({}, SCORES),
     "baselines": each(fields({"name": text(), **SCORES}, {"note": text()})),
+    "had": fields({}, {"patience": whole(), "dropout": number(0, 1), "source": text()}),
     "examples": each(named(text())),
     "per_class": each(
         fields({"label": text(), "precision": number(), "recall": number(), "f1": number(), "support": whole()})
