@@ -127,3 +127,21 @@ def test_vectors_of_other_models(tmp_path, pairs):
     np.testing.assert_allclose(embed(tmp_path / "linear", texts), other.encode(texts), atol=1e-5)
     with pytest.raises(ValueError, match=r"nothing is not a directory; give a run of `linformers train`, or"):
         embed(tmp_path / "nothing", texts)
+
+
+def test_a_linearised_encoder_cuts_at_its_own_longest_input(tmp_path):
+    """It has positions for more, and its tokeniser names no limit."""
+    from saved_cases import save_bert
+
+    from linformers.linearize import linearize
+    from linformers.linearize.saved import load
+
+    model, tokenizer = load(save_bert(tmp_path / "bert"))
+    linearize(model, k=4, max_len=8)
+    model.save_pretrained(tmp_path / "linear")
+    tokenizer.save_pretrained(tmp_path / "linear")
+    said = []
+    long, short = "a b c d e f a b c d", "a b c d e f"
+    found = embed(tmp_path / "linear", [long, short], tell=said.append)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+    assert said == ["1 of 2 texts are longer than 8 tokens and were cut; for all of the text: long='windows'"]
