@@ -142,11 +142,11 @@ def test_a_tokeniser_of_others_wraps_as_it_does(tmp_path):
     names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
     PreTrainedTokenizerFast(tokenizer_object=bare, **names).save_pretrained(tmp_path / "own")
     prepared = prepare_text(tmp_path, tokenizer=str(tmp_path / "own"), vocab_size=None)
-    assert Examples(prepared, "train", "clm", max_length=8).special.end == 2
-    with pytest.raises(ValueError, match="has no mask token"):
-        Examples(prepared, "train", "mlm", max_length=8)[0]
-    both = Examples(prepared, "train", "seq2seq", max_length=8)
-    assert (both.special.before.tolist(), both.special.after.tolist()) == ([1], [2])
+    special = Examples(prepared, "train", "clm", max_length=8).special
+    assert (special.end, special.before.tolist(), special.after.tolist()) == (2, [1], [2])
+    for task in ("mlm", "seq2seq"):
+        with pytest.raises(ValueError, match="has no mask token"):
+            Examples(prepared, "train", task, max_length=8)
 
 
 def test_a_tokeniser_without_padding_takes_its_end(tmp_path):

@@ -85,6 +85,26 @@ def test_hidden_labels_are_not_the_last_class(tmp_path):
         prepare([str(tmp_path / "saved")], tmp_path / "out", **OPTIONS)
 
 
+@pytest.mark.parametrize("lists", [datasets.List, datasets.Sequence])
+def test_lists_of_classes_have_their_names(lists, tmp_path, monkeypatch):
+    features = datasets.Features({**FEATURES, "stars": lists(FEATURES["stars"])})
+    rows = [{**row, "stars": [[0], [0, 2], []][i % 3]} for i, row in enumerate(ROWS)]
+    found = datasets.Dataset.from_list(rows, features=features)
+    found.save_to_disk(tmp_path / "saved")
+    found.to_parquet(tmp_path / "rows.parquet")
+    monkeypatch.setattr("linformers.data.hub.open_dataset", lambda *names: found.to_iterable_dataset())
+    sources = [([str(tmp_path / "saved")], None), ([str(tmp_path / "rows.parquet")], None), (None, "name")]
+    for i, (files, name) in enumerate(sources):
+        prepared = prepare(files, tmp_path / str(i), dataset=name, kind="labelled", **OPTIONS)
+        assert prepared.labels == ["a", "c"]
+        assert sorted(prepared.label_sets) == [[], [0], [0, 1]]
+    found = datasets.Dataset.from_list([{**row, "stars": [-1]} for row in ROWS], features=features)
+    found.to_parquet(tmp_path / "rows.parquet")
+    for i, (files, name) in enumerate(sources[1:]):
+        with pytest.raises(ValueError, match=r"column 'stars' is -1, which means that it is not known"):
+            prepare(files, tmp_path / f"wrong-{i}", dataset=name, kind="labelled", **OPTIONS)
+
+
 def test_bytes_are_no_text(tmp_path):
     pq.write_table(pa.Table.from_pylist([{"text": b"\x00\x01"}]), tmp_path / "rows.parquet")
     with pytest.raises(ValueError, match=r"row 1, column 'text' is bytes, not a text"):

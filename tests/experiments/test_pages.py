@@ -171,6 +171,30 @@ def test_a_page_says_what_counting_gives(tmp_path):
     assert re.findall(r"<td[^>]*>(frequencies alone|5-grams)<", table) == ["frequencies alone", "5-grams"]
 
 
+def test_f1_is_shown_where_texts_have_several_classes(tmp_path):
+    run = save_run(tmp_path / "run", task="classify")
+    results = json.loads((run / "results.json").read_text())
+    heads = ["", "loss", "perplexity", "accuracy"]
+    for more, names in (({}, heads), ({"f1": 0.625, "exact": 0.25}, [*heads, "F1", "exact"])):
+        base = {**results["baseline"], "f1": 0.5} if more else results["baseline"]
+        (run / "results.json").write_text(json.dumps({**results, **more, "task": "classify", "baseline": base}))
+        table = summary.tested(runs.read_run(run))[-1]
+        assert list(table.heads) == names
+        assert [row[4:] for row in table.rows[:2]] == ([["62.5 %", "25.0 %"], ["50.0 %", ""]] if more else [[], []])
+    assert "62.5 %" in summary.build([run], models=False)
+
+
+def test_a_comparison_of_several_classes_has_f1():
+    lines = [{"label": "a", "seeds": {}, "changes": {}, "f1": {"mean": 0.5}, "accuracy": {"mean": 0.9}}]
+    settings = {"task": "classify"}
+    found = {"contenders": lines, "settings": settings, "baseline": {"accuracy": 0.9, "f1": 0.1}, "baselines": []}
+    heads, rows = comparison.table(found)
+    assert heads[-2:] == ["test accuracy", "test F1"]
+    assert [row[-2:] for row in rows] == [["90.00 %", "50.00 %"], ["90.00 %", "10.00 %"]]
+    counted = [{"name": "words", "accuracy": 0.95, "f1": 0.4}]
+    assert comparison.behind(lines, counted, settings) == []
+
+
 def test_runs_of_other_tasks_are_not_beside_each_other(tmp_path):
     saved = [save_run(tmp_path / name, task=task) for name, task in (("a", "mlm"), ("b", "clm"), ("c", "clm"))]
     other = json.loads((saved[2] / "results.json").read_text())

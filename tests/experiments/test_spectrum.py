@@ -43,8 +43,8 @@ def test_the_mean_over_inputs_is_that_of_the_matrices(tmp_path):
 
 def test_the_longest_input_minds_the_offset_of_roberta(tmp_path):
     roberta = transformers.RobertaConfig(max_position_embeddings=40, pad_token_id=1)
-    assert experiment.longest_input(roberta, None) == 38
-    assert experiment.longest_input(transformers.BertConfig(), None) == 512
+    assert experiment.longest_input(roberta, None, 512) == 38
+    assert experiment.longest_input(transformers.BertConfig(), None, 999) == 512
 
 
 def run(*arguments):

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from training_cases import run, settings, weights
 
 from linformers.data import load
+from linformers.data.vocabulary import train_tokenizer
 from linformers.training import Settings, classify, load_run, train
 from linformers.training.objective import Objective, balanced, balanced_several
 from linformers.training.settings import FREE
@@ -111,6 +112,17 @@ def test_hidden_tokens_are_a_function_of_seed_epoch_and_text(labelled):
     assert 0.3 < np.mean(np.concatenate(first) == mask) < 0.6
 
 
+def test_hidden_tokens_need_a_token_to_hide_them_with(labelled, tmp_path):
+    tokenizer = train_tokenizer("bpe", ["apple pear saw axe"], 280)
+    tokenizer.mask_token = tokenizer.unk_token = None
+    tokenizer.save_pretrained(tmp_path / "bare")
+    options = {"tokenizer": str(tmp_path / "bare"), "token_dropout": 0.1}
+    message = "the tokeniser of .*table.csv has neither a mask nor an unknown token .*; leave --token-dropout out"
+    with pytest.raises(ValueError, match=message):
+        run("classify", labelled.parent / "table.csv", tmp_path / "run", **options)
+    assert not list((tmp_path / "run").glob("[!.]*"))
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv"])
 def test_texts_with_several_classes(name, several, tmp_path):
     out = tmp_path / "run"
@@ -145,6 +157,7 @@ def test_texts_with_several_classes(name, several, tmp_path):
             r"--label-smoothing 0\.1 is for --task classify, and the task is mlm",
         ),
         ({"task": "clm", "class_weights": "balanced"}, "--class-weights balanced is for --task classify"),
+        ({"task": "mlm", "long": "windows"}, "--long windows is for --task classify, and the task is mlm"),
         ({"task": "classify", "token_dropout": 1.0}, r"--token-dropout must be from 0 to less than 1, got 1\.0"),
         ({"task": "classify", "epochs": 0.0}, r"--epochs must be more than 0, got 0\.0"),
         ({"freeze_body": True}, "--freeze-body is about the weights that --from brings along; give --from"),
@@ -155,3 +168,9 @@ def test_texts_with_several_classes(name, several, tmp_path):
 def test_options_without_a_meaning(changes, message):
     with pytest.raises(ValueError, match=message):
         Settings(**changes).filled()
+
+
+def test_a_run_with_a_setting_that_was_ignored_still_opens(tmp_path):
+    saved = {**Settings(task="mlm").filled().given(), "long": "windows"}
+    (tmp_path / "config.json").write_text(json.dumps({"settings": saved}))
+    assert load_run(tmp_path).settings.long == "cut"

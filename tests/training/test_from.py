@@ -211,8 +211,41 @@ def test_data_has_the_tokeniser_of_the_source(sources, labelled, tmp_path):
         fine(bare, labelled, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    "tokens, message", [(False, "needs a tokeniser beside"), (True, r"has \d+ tokens, and the model 9")]
+)
+def test_a_source_with_another_tokeniser_fails_before_text_is_prepared(tokens, message, table, tmp_path, capsys):
+    LinformerForSequenceClassification(LinformerConfig(vocab_size=9, **SIZES)).save_pretrained(tmp_path / "bare")
+    if tokens:
+        train_tokenizer("words", SENTENCES).save_pretrained(tmp_path / "bare")
+    with pytest.raises(ValueError, match=message):
+        train(Settings(source=str(tmp_path / "bare"), data=(str(table),), task="classify"), tmp_path / "run")
+    assert "preparing" not in capsys.readouterr().err
+
+
 def test_nothing_to_train_is_refused(sources, text, tmp_path):
     with pytest.raises(ValueError, match="--freeze-body leaves nothing to train"):
         fine(sources / "mlm", text, tmp_path / "run", task="mlm", freeze_body=True)
     with pytest.raises(ValueError, match=r"--body-rate 0\.1 is about the weights that --from brings along"):
         train(Settings(body_rate=0.1), tmp_path / "run", progress=False)
+
+
+def test_a_full_disk_keeps_the_run_that_is_to_be_replaced(sources, table, tmp_path):
+    """A limit on the size of files stands for the disk: the new weights do not fit."""
+    import resource
+
+    out, before = tmp_path / "run", resource.getrlimit(resource.RLIMIT_FSIZE)
+    fine(sources / "mlm", table, out)
+    kept = {path: path.read_bytes() for path in out.rglob("*") if path.is_file() and not path.name.startswith(".")}
+    size = (out / "start" / "model.safetensors").stat().st_size
+    settings = Settings(source=str(sources / "mlm"), data=(str(out / "data"),), task="classify", **FINE, seed=1)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, before[1]))
+        with pytest.raises(OSError, match=r"could not write .*start"):
+            train(settings, out, resume=False, progress=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert kept == {path: path.read_bytes() for path in kept if path.is_file()}
+    assert not list(out.glob(".partial*"))
+    train(settings, out, resume=False, progress=False)
+    assert load_run(out).settings.seed == 1

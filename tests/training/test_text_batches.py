@@ -71,10 +71,15 @@ def test_the_test_averages_the_windows_of_a_text(tmp_path_factory, labelled):
         right.append(shares.argmax() == examples.classes[i])
     assert results["loss"] == pytest.approx(np.mean(losses), rel=1e-4)
     assert results["accuracy"] == pytest.approx(np.mean(right))
+    assert 0 < results["slots_alive"] <= 1  # content slots are the default
     assert results["examples_tested"] == len(examples) == sum(row["support"] for row in results["per_class"])
     assert evaluate(opened, limit=1, batch_size=3, progress=False)["examples_tested"] == 3
     less = measure_windows(opened.model, examples, 0, batch_size=2, texts=2, seen=lambda *found: None)
     assert less.loss == pytest.approx(sum(losses[:2]), rel=1e-4)
+    with torch.no_grad():  # as sure as float32 can be, and wrong about some
+        opened.model.classifier.bias.copy_(torch.tensor([1e4, -1e4]))
+    sure = measure_windows(opened.model, examples, 0, batch_size=2, seen=lambda *found: None)
+    assert sure.loss == pytest.approx(-np.log(np.finfo(np.float32).tiny) * (examples.classes == 1).sum())
 
 
 def test_training_reads_another_window_in_every_epoch(trained):
@@ -122,3 +127,21 @@ def test_vectors_of_other_models(tmp_path, pairs):
     np.testing.assert_allclose(embed(tmp_path / "linear", texts), other.encode(texts), atol=1e-5)
     with pytest.raises(ValueError, match=r"nothing is not a directory; give a run of `linformers train`, or"):
         embed(tmp_path / "nothing", texts)
+
+
+def test_a_linearised_encoder_cuts_at_its_own_longest_input(tmp_path):
+    """It has positions for more, and its tokeniser names no limit."""
+    from saved_cases import save_bert
+
+    from linformers.linearize import linearize
+    from linformers.linearize.saved import load
+
+    model, tokenizer = load(save_bert(tmp_path / "bert"))
+    linearize(model, k=4, max_len=8)
+    model.save_pretrained(tmp_path / "linear")
+    tokenizer.save_pretrained(tmp_path / "linear")
+    said = []
+    long, short = "a b c d e f a b c d", "a b c d e f"
+    found = embed(tmp_path / "linear", [long, short], tell=said.append)
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+    assert said == ["1 of 2 texts are longer than 8 tokens and were cut; for all of the text: long='windows'"]

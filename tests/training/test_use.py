@@ -82,10 +82,13 @@ def test_final_loads_with_the_auto_classes(task, trained):
 
 def test_another_part_and_a_limit(trained):
     opened = trained["classify"]
-    before = opened.results
+    before, kept = opened.results, opened.prepared.directory / "baselines.json"
+    kept.unlink(missing_ok=True)
     some = evaluate(opened, "validation", limit=1, progress=False)
     assert 0 < some["examples_tested"] <= 5
     assert not (opened.directory / "results-validation.json").exists()
+    assert not kept.exists()
+    assert (some["baselines"], set(some["baseline"])) == ([], {"loss", "perplexity", "accuracy"})
     whole = evaluate(opened, "validation", samples=0, progress=False)
     assert "examples" not in whole
     assert json.loads((opened.directory / "results-validation.json").read_text()) == whole

@@ -41,6 +41,33 @@ def test_classes_are_measured_by_accuracy_and_certainty_is_named():
     ]
 
 
+def test_nothing_is_advised_that_the_run_had():
+    base = {"loss": 0.6, "perplexity": 1.8, "accuracy": 0.9}
+    results = {"task": "classify", "loss": 1.2, "perplexity": 3.3, "accuracy": 0.6, "baseline": base}
+    had = {"patience": 3, "dropout": 0.1, "source": "run"}
+    first, second = verdict({**results, "had": had})
+    assert first.endswith("90.0 %; try more texts")
+    assert second.endswith("a lower --learning-rate or --label-smoothing 0.1 makes it less certain")
+    first, second = verdict({**results, "had": {"patience": 0, "dropout": 0.0}})
+    assert first.endswith("try --from a run that was trained on text (mlm), --patience 3 (it keeps the weights of the "
+                          "best evaluation), --dropout 0.1, or more texts")  # fmt: skip
+    assert second.endswith("--patience 3 keeps the weights before that")
+    (said,) = verdict(text(5.0, 500.0, had={"source": "run"}))
+    assert said.endswith("try more --max-steps, a larger --preset, or more text")
+
+
+def test_results_say_what_the_run_had(data, tmp_path):
+    found = run("classify", data["classify"], tmp_path / "run", max_steps=1)
+    assert found["had"] == load_run(tmp_path / "run").results["had"] == {"patience": 3, "dropout": 0.1}
+
+
+def test_several_classes_are_measured_by_f1():
+    """Every pair of a text and a class that are apart counts for accuracy, also where nothing is found."""
+    base = {"loss": 0.3, "perplexity": 1.3, "accuracy": 0.95, "f1": 0.0}
+    results = {"task": "classify", "loss": 0.2, "perplexity": 1.2, "accuracy": 0.95, "f1": 0.6, "exact": 0.5}
+    assert verdict({**results, "baseline": base}) == ["ahead of frequencies alone: f1 60.0 % against 0.0 %"]
+
+
 @pytest.mark.parametrize("task, name", [("clm", "8-grams"), ("mlm", "neighbours"), ("classify", "TF-IDF regression")])
 def test_a_baseline_depends_on_the_data_alone(task, name, data, tmp_path):
     results = [run(task, data[task], tmp_path / str(depth), max_steps=1, depth=depth) for depth in (1, 2)]

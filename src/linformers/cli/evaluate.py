@@ -33,7 +33,7 @@ def evaluate(
     part
         Which part of its data.
     limit
-        Test on this many batches only, and write nothing.
+        Test on this many batches only, beside the frequencies alone, and write nothing.
     batch_size
         Examples of a batch; by default as in training.
     samples

@@ -46,7 +46,7 @@ def train(
     resume
         Resume the run in --out; --no-resume removes it and starts again.
     quick
-        A few updates of a tiny model, to check that everything works.
+        A few updates of a tiny model, to check that everything works; with --from, of that model.
     """
     import dataclasses
 
@@ -56,7 +56,9 @@ def train(
 
     keep_freed()
     if quick:
-        settings = dataclasses.replace(settings, **{**QUICK, **settings.given()})
+        sizes = {} if settings.source else QUICK  # the source decides its own
+        short = {name: QUICK[name] for name in ("max_steps", "eval_batches")}
+        settings = dataclasses.replace(settings, **{**sizes, **short, **settings.given()})
     results = run(settings, out, resume=resume)
     if results:
         console = Console()

@@ -91,12 +91,13 @@ class Examples(torch.utils.data.Dataset[Example]):
         self.target_length = max_length if target_length is None else target_length
         self.seed, self.epoch = seed, 0
         self.token_dropout = token_dropout
+        self._denoise = task == "seq2seq" and prepared.kind != "pairs"
         self.mask_share, self.noise, self.noise_share, self.span_length = mask_share, noise, noise_share, span_length
         self.documents = prepared.documents(part)
         self.special = Special(prepared)
+        self._check_tokens()
         self.long = long
         self.cut, self._beyond, self._known = 0, 0, 0  # documents, and tokens
-        self._denoise = task == "seq2seq" and prepared.kind != "pairs"
         room = max_length if task == "clm" else max_length - len(self.special.before) - len(self.special.after)
         if room < 1 or max_length < 2:
             raise ValueError(f"max_length={max_length} leaves no room for a text beside the special tokens")
@@ -120,6 +121,15 @@ class Examples(torch.utils.data.Dataset[Example]):
 
         if not len(self.lengths):
             raise ValueError(f"the {part} part of {prepared.directory} is empty; prepare it with a share for it")
+
+    def _check_tokens(self) -> None:
+        """Raise a ValueError if the tokeniser lacks a special token that the examples need."""
+        if self.task in ("clm", "seq2seq"):
+            self.special.need_end()
+        if self.task == "mlm" or self._denoise:
+            self.special.need_mask()
+        if self.task == "classify" and self.token_dropout:
+            self.special.need_hidden()
 
     def set_epoch(self, epoch: int) -> None:
         """Use the noise of this epoch."""
@@ -233,7 +243,6 @@ class Examples(torch.utils.data.Dataset[Example]):
 
     def _pack(self) -> None:
         """Join the documents, each with an end token, and cut the result into inputs of full length."""
-        self.special.need_end()
         ends = np.asarray(self.documents.ends)
         self._joined = ends + np.arange(1, len(ends) + 1)  # the end of each document, with its end token
         total = int(self._joined[-1]) if len(ends) else 0
@@ -281,24 +290,29 @@ class Special:
 
     end = property(need_end)
 
-    @property
-    def hidden(self) -> int:
+    def need_hidden(self) -> int:
         """The token that stands for one that is hidden."""
         found = next((i for i in (self._mask, self._unknown) if i is not None), None)
         if found is None:
             raise ValueError(
-                f"the tokeniser of {self._where} has neither a mask nor an unknown token to hide others with"
+                f"the tokeniser of {self._where} has neither a mask nor an unknown token to hide others with; leave token_dropout out"
             )
         return int(found)
+
+    hidden = property(need_hidden)
+
+    def need_mask(self) -> int:
+        """The mask token."""
+        if self._mask is None:
+            raise ValueError(f"the tokeniser of {self._where} has no mask token, which this task needs")
+        return int(self._mask)
 
     @property
     def vocabulary(self) -> Vocabulary:
         """What noise needs."""
-        if self._mask is None:
-            raise ValueError(f"the tokeniser of {self._where} has no mask token, which this task needs")
         if not hasattr(self, "_vocabulary"):
             ordinary = np.setdiff1d(np.arange(self._size), self._special)
-            self._vocabulary = Vocabulary(self._size, int(self._mask), ordinary)
+            self._vocabulary = Vocabulary(self._size, self.need_mask(), ordinary)
         return self._vocabulary
 
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from linformers.data.files import Layout, as_record
-from linformers.data.parquet import with_names
+from linformers.data.parquet import names_in, with_names
 from linformers.data.records import Corpus, Kind, Reading, Record, not_blank
 from linformers.extras import install
 
@@ -25,8 +25,7 @@ def hub(name: str, config: str | None, split: str, kind: Kind, layout: Layout) -
     def read(reading: Reading) -> Iterator[Record]:
         rows = open_dataset(name, config, split)
         features = getattr(rows, "features", None) or {}
-        known = getattr(features.get(label), "names", None) if label else None
-        names = {label: known} if label and known else {}
+        names = names_in({label: features[label]}) if label and label in features else {}
         for row in rows:
             place = f"row {reading.done} of the dataset {name}"
             reading.done += 1

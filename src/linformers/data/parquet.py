@@ -47,22 +47,44 @@ def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
     """The names of the classes of each column, where ``datasets`` wrote the file."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
-        return {name: list(map(str, one["names"])) for name, one in features.items() if one.get("names")}
+        return names_in(features)
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}
 
 
+def names_in(features: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The names of the classes of each column that holds classes, or lists of them; ``features`` of ``datasets``, or what they are in JSON."""
+    return {column: names for column, one in features.items() if (names := names_of(one))}
+
+
+def names_of(feature: Any) -> list[str]:
+    """The names of the classes of one column: of a ``ClassLabel``, or of one inside ``List``, ``Sequence`` or brackets; none of others."""
+    while feature is not None:
+        if isinstance(feature, list | tuple):
+            feature = feature[0] if len(feature) == 1 else None
+            continue
+        fields = feature if isinstance(feature, Mapping) else vars(feature)
+        if isinstance(names := fields.get("names"), list | tuple):
+            return list(map(str, names))
+        feature = fields.get("feature")
+    return []
+
+
 def with_names(row: dict[str, Any], names: Mapping[str, list[str]], place: str) -> dict[str, Any]:
-    """A row with the names of its classes instead of their numbers.
+    """A row with the names of its classes instead of their numbers, also in lists.
 
     Raises:
         ValueError: for a number without a name, such as the -1 of hidden labels.
     """
-    for column, known in names.items():
-        value = row.get(column)
-        if isinstance(value, int) and not isinstance(value, bool):
-            if not 0 <= value < len(known):
-                why = HIDDEN if value < 0 else f"and there are {len(known)} classes"
-                raise ValueError(f"{place}, column {column!r} is {value}, {why}")
-            row = {**row, column: known[value]}
-    return row
+
+    def named(value: Any, column: str, known: list[str]) -> Any:
+        if isinstance(value, list | tuple):
+            return [named(one, column, known) for one in value]
+        if not isinstance(value, int) or isinstance(value, bool):
+            return value
+        if not 0 <= value < len(known):
+            why = HIDDEN if value < 0 else f"and there are {len(known)} classes"
+            raise ValueError(f"{place}, column {column!r} is {value}, {why}")
+        return known[value]
+
+    return {**row, **{column: named(row[column], column, known) for column, known in names.items() if column in row}}

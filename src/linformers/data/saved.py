@@ -6,7 +6,7 @@ from typing import Any
 
 from linformers.data.files import Layout, as_record
 from linformers.data.finding import Found, identities
-from linformers.data.parquet import with_names
+from linformers.data.parquet import names_in, with_names
 from linformers.data.records import Corpus, Kind, Part, Reading, Record, not_blank
 from linformers.extras import install
 from linformers.files.checked import reading as checked
@@ -59,7 +59,7 @@ def corpus(
     directory: Path, split: str, rows: Any, kind: Kind, layout: Layout, files: dict[str, Any], notes: Sequence[str]
 ) -> Corpus:
     """One split."""
-    names = {name: list(one.names) for name, one in rows.features.items() if getattr(one, "names", None)}
+    names = names_in(rows.features)
 
     def read(reading: Reading) -> Iterator[Record]:
         for begin in range(0, len(rows), ROWS):

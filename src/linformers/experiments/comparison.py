@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCORES = ("loss", "perplexity", "accuracy")
+SEVERAL = {"f1": "F1", "exact": "exact"}  # of texts with several classes
 COSTS = ("parameters", "peak_memory_mb", "tokens_per_second", "seconds", "training_seconds", "tokens_seen")
 COST_HEADS = ("parameters", "peak memory", "tokens/s", "tokens seen", "training")
 RESULT, TABLE = "comparison.json", "table.md"
@@ -80,10 +81,12 @@ def summarise(out: Path) -> dict[str, Any]:
             "label": entry.label,
             "changes": dict(entry.contender.changes),
             "seeds": {
-                str(seed): {k: run.results.get(k) for k in (*SCORES, *COSTS)} for seed, run in entry.runs.items()
+                str(seed): {k: run.results.get(k) for k in (*SCORES, *COSTS)}
+                | {k: run.results[k] for k in SEVERAL if k in run.results}
+                for seed, run in entry.runs.items()
             },
         }
-        for key in (*SCORES, *COSTS):
+        for key in (*SCORES, *SEVERAL, *COSTS):
             if values := list(entry.values(key).values()):
                 line[key] = {"mean": fmean(values), "sd": stdev(values) if len(values) > 1 else None}
         if (kept := gain_kept(entry, entries)) is not None:
@@ -120,8 +123,10 @@ def notes(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 def behind(lines: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]], settings: Any) -> list[str]:
     """A note if a baseline that counts is better than every contender."""
     key, sign = ("accuracy", 1) if settings.get("task") == "classify" else ("loss", -1)
+    if any("f1" in line for line in lines):
+        key = "f1"
     own = [sign * line[key]["mean"] for line in lines if key in line]
-    better = [one["name"] for one in counted if own and sign * one[key] >= max(own)]
+    better = [one["name"] for one in counted if own and key in one and sign * one[key] >= max(own)]
     return [
         f"No contender is ahead of {name}; try more updates, larger models, or trained weights to start from."
         for name in better
@@ -187,7 +192,10 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """
     lines, classify = result["contenders"], result["settings"].get("task") == "classify"
     timed = "seconds" in result["settings"]
-    score = "loss" if classify else "perplexity"
+    score, several = (
+        "loss" if classify else "perplexity",
+        [key for key in SEVERAL if any(key in line for line in lines)],
+    )
     heads = [
         "contender",
         "seeds",
@@ -197,6 +205,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         *(("tokens seen", "training") if timed else ()),
         f"test {score}",
         "test accuracy",
+        *(f"test {SEVERAL[key]}" for key in several),
     ]
     share = has_share(lines)
     form = "{:.3f}" if classify else "{:.2f}"
@@ -218,12 +227,13 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                     else ()
                 ),
                 shown(line.get(score), form),
-                shown(line.get("accuracy"), "{:.2f}", 100, unit=" %"),
+                *(shown(line.get(key), "{:.2f}", 100, unit=" %") for key in ("accuracy", *several)),
                 *([share_of(line)] if share else []),
             ]
         )
     for name, base in against(result):
-        numbers = [shown({"mean": base.get(score)}, form), shown({"mean": base.get("accuracy")}, "{:.2f}", 100, " %")]
+        shares = (shown({"mean": base.get(key)}, "{:.2f}", 100, " %") for key in ("accuracy", *several))
+        numbers = [shown({"mean": base.get(score)}, form), *shares]
         rows.append([name, *[""] * (6 if timed else 4), *numbers, *([""] if share else [])])
     return [*heads, *(["gain kept"] if share else [])], rows
 
@@ -303,15 +313,17 @@ def draw(out: Path, result: Mapping[str, Any]) -> "dict[str, Figure]":
     elif not found and any(e.runs for e in entries):
         lines = [Line(e.label, metrics(e), e in references) for e in entries]
         found["learning"] = figures.learning(lines, "all contenders", baseline=result["baseline"], also=also)
-    for key in ("perplexity" if settings.get("task") != "classify" else "loss", "accuracy"):
+    for key in ("perplexity" if settings.get("task") != "classify" else "loss", "accuracy", "f1"):
         rows = [(e.label, list(e.values(key).values())) for e in entries]
         if any(values for _, values in rows):
             several = any(len(values) > 1 for _, values in rows)
             points = "a point for each seed, a bar for the mean" if several else "one seed for each contender"
             title = f"after {budget(settings)}: {points}"
             base = result["baseline"].get(key)
-            levels = {name: one[key] for name, one in also.items()}
-            found[f"test-{key}"] = figures.scores(rows, f"test {key}", title, baseline=base, also=levels)
+            levels = {name: one[key] for name, one in also.items() if key in one}
+            found[f"test-{key}"] = figures.scores(
+                rows, f"test {SEVERAL.get(key, key)}", title, baseline=base, also=levels
+            )
     return found
 
 
@@ -332,7 +344,7 @@ def caption(name: str, result: Mapping[str, Any]) -> str:
         return f"Perplexity and accuracy on the validation part against updates, for {curves[name]}{band}."
     if name == "time":
         return f"Perplexity and accuracy on the validation part against seconds of training, without evaluations{band}."
-    shown = "Accuracy" if name == "test-accuracy" else score
+    shown = {"test-accuracy": "Accuracy", "test-f1": "F1"}.get(name, score)
     points = "a point for each seed and a bar for the mean" if several else "one seed each"
     return (
         f"{shown} of every contender on the test part after {budget(settings)}, {points}. The axis has a least width, so "

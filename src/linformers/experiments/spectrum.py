@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from linformers.experiments import figures
 from linformers.experiments.measure import describe
 from linformers.files.checked import each, fields, number, read_object, text, whole
+from linformers.linearize.positions import longest_input
 from linformers.models.held import opened_keys, slots_alive
 from linformers.models.stack import Linformer
 from linformers.models.visualize import Visualizer
 from linformers.ops.spectrum import check_share, cumulative, slots_of
-from linformers.pretrained import load as pretrained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-LONGEST = 512
+LONGEST = 512  # tokens of an input, unless the model takes fewer
 
 NOTES = {
     "full": "",
@@ -69,47 +69,14 @@ def load(directory: Path, *, self_attention: bool = True) -> Subject:
         run = load_run(directory)
         model, tokenizer = run.model, run.tokenizer
     elif (directory / "config.json").is_file():
-        model, tokenizer = load_saved(directory)
+        from linformers.training.embedding import load_saved
+
+        model, tokenizer = load_saved(directory, need_weights=True)
     else:
         raise ValueError(f"{directory} is neither a run nor a saved model: it has no metrics.jsonl and no config.json")
     if self_attention and getattr(model.config, "attention", None) == "none":
         raise ValueError(f"the model of {directory} has no attention (attention='none'), so there is no spectrum")
-    return Subject(model.eval(), tokenizer, longest_input(model.config, tokenizer))
-
-
-def load_saved(directory: Path) -> tuple[Any, Any]:
-    """A saved model that returns its attention weights, and its tokeniser."""
-    import transformers
-
-    import linformers.hf
-    import linformers.linearize  # noqa: F401
-
-    logging = transformers.utils.logging
-    before = logging.get_verbosity()
-    logging.set_verbosity_error()  # transformers would warn of the weights of an unused head
-    try:
-        config = pretrained.load_config(directory)
-        own = config.model_type.startswith("linformer")
-        kind: Any = transformers.AutoModel
-        if own and config.is_encoder_decoder:
-            kind = transformers.AutoModelForSeq2SeqLM
-        options: dict[str, Any] = {} if own else {"attn_implementation": "eager"}
-        model = pretrained.load_model(kind, directory, config=config, **options)
-    finally:
-        logging.set_verbosity(before)
-    return model, pretrained.load_tokenizer(directory)
-
-
-def longest_input(config: Any, tokenizer: Any) -> int:
-    """The longest input of a model, as far as its configuration and its tokeniser say."""
-    limits = [LONGEST]
-    if (positions := getattr(config, "max_position_embeddings", None)) is not None:
-        # RoBERTa and its relatives count positions from after that of the padding.
-        offset = (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
-        limits.append(positions - offset)
-    if (limit := getattr(tokenizer, "model_max_length", None)) is not None:
-        limits.append(limit)
-    return int(min(limits))
+    return Subject(model.eval(), tokenizer, longest_input(model.config, tokenizer, LONGEST))
 
 
 @torch.no_grad()

@@ -23,7 +23,7 @@ from linformers.experiments.page import (
     shown,
 )
 from linformers.experiments.runs import RunFiles, is_comparison, read_run, shared_baseline, shared_baselines
-from linformers.training.verdict import FREQUENCIES, verdict
+from linformers.training.verdict import FREQUENCIES, had, verdict
 
 
 class Number(NamedTuple):
@@ -45,6 +45,10 @@ SCORES = (
     Number("loss", "loss", "{:.3f}"),
     Number("perplexity", "perplexity", "{:,.2f}"),
     Number("accuracy", "accuracy", "{:.1f}", 100, " %"),
+)
+SEVERAL = (  # where a text can have several classes
+    Number("f1", "F1", "{:.1f}", 100, " %"),
+    Number("exact", "exact", "{:.1f}", 100, " %"),
 )
 COSTS = (
     Number("parameters", "parameters", "{:,.0f}"),
@@ -96,11 +100,12 @@ def build(directories: Sequence[Path], *, models: bool = True) -> str:
 def together(runs: Sequence[RunFiles], names: Sequence[str], task: str, anchor: str) -> list[Block]:
     """Several runs of one task side by side."""
     what = [key for key in WHAT if key != "cross_attention" or task == "seq2seq"]
-    heads = ["run", *what, *(number.name for number in (*SCORES, *COSTS))]
+    scores = scores_of([run.results for run in runs])
+    heads = ["run", *what, *(number.name for number in (*scores, *COSTS))]
     rows = []
     for name, run in zip(names, runs, strict=True):
         facts = [shown(run.settings[key]) if run.settings.get(key) is not None else "" for key in what]
-        rows.append([name, *facts, *(number.of(run.results) for number in (*SCORES, *COSTS))])
+        rows.append([name, *facts, *(number.of(run.results) for number in (*scores, *COSTS))])
     shared, also = shared_baseline(runs), shared_baselines(runs)
     baselines = [(FREQUENCIES, shared), *also.items()] if shared else [
         (f"{name}: {which}", scores)
@@ -108,7 +113,7 @@ def together(runs: Sequence[RunFiles], names: Sequence[str], task: str, anchor: 
         for which, scores in run.baselines.items()
     ]  # fmt: skip
     for name, baseline in baselines:
-        rows.append([name, *[""] * len(what), *(number.of(baseline) for number in SCORES), *[""] * len(COSTS)])
+        rows.append([name, *[""] * len(what), *(number.of(baseline) for number in scores), *[""] * len(COSTS)])
     lines = [
         Line(name, [run.metrics], baseline=None if shared else run.baseline)
         for name, run in zip(names, runs, strict=True)
@@ -147,7 +152,7 @@ def about_run(run: RunFiles, name: str, anchor: str, models: bool) -> list[Block
     """All about one run."""
     cut = [("test texts cut", comparison.about_cut(run.cut))] if run.cut else []
     parts: list[Block] = [facts(run.settings, cut)]
-    if found := [(number.name, text) for number in (*SCORES, *COSTS) if (text := number.of(run.results))]:
+    if found := [(number.name, text) for number in (*SCORES, *SEVERAL, *COSTS) if (text := number.of(run.results))]:
         parts.append(Numbers(found))
     if run.results:
         parts += tested(run)
@@ -173,13 +178,20 @@ def about_run(run: RunFiles, name: str, anchor: str, models: bool) -> list[Block
 def tested(run: RunFiles) -> list[Block]:
     """The scores of the test beside those of the baselines, and what they say in words."""
     text = f"On the {run.results.get('part', 'test')} part, which it was not trained on."
-    said = [f"{one[0].upper()}{one[1:]}." for one in verdict({"task": run.settings.get("task"), **run.results})]
+    about = {"task": run.settings.get("task"), "had": had(run.settings), **run.results}
+    said = [f"{one[0].upper()}{one[1:]}." for one in verdict(about)]
     parts: list[Block] = [Paragraph(" ".join([text, *said]), soft=True)]
     if run.baselines:
         rows = [("this model", run.results), *run.baselines.items()]
-        heads = ["", *(number.name for number in SCORES)]
-        parts.append(Table(heads, [[name, *(number.of(scores) for number in SCORES)] for name, scores in rows]))
+        numbers = scores_of([run.results])
+        heads = ["", *(number.name for number in numbers)]
+        parts.append(Table(heads, [[name, *(number.of(scores) for number in numbers)] for name, scores in rows]))
     return parts
+
+
+def scores_of(results: Sequence[Mapping[str, Any]]) -> list[Number]:
+    """The scores that results have."""
+    return [*SCORES, *(number for number in SEVERAL if any(number.of(one) for one in results))]
 
 
 def classes(rows: Any) -> list[Block]:

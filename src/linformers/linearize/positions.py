@@ -17,15 +17,29 @@ LEARNED = ("bert", "roberta", "distilbert", "electra")  # a table with a row for
 
 
 def room(config: Any) -> int | None:
-    """The longest input that an encoder has learned positions for; None if its positions are not a table of rows."""
-    if config.model_type not in LEARNED:
+    """The longest input that an encoder, linearised or not, has learned positions for; None if its positions are not a table of rows."""
+    if config.model_type.removeprefix("linformers-") not in LEARNED:
         return None
     return int(config.max_position_embeddings) - first_position(config)
 
 
 def first_position(config: Any) -> int:
-    """The row of the first token: RoBERTa's rows begin after that of the padding."""
-    return int(config.pad_token_id) + 1 if config.model_type == "roberta" else 0
+    """The row of the first token: those of RoBERTa and its relatives begin after that of the padding."""
+    return (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
+
+
+def longest_input(config: Any, tokenizer: Any, most: int) -> int:
+    """The longest input of a saved model, as far as its configuration and its tokeniser say.
+
+    Args:
+        most: where they name no limit, or a larger one.
+    """
+    limits = [most, getattr(tokenizer, "model_max_length", None) or most]
+    if (positions := getattr(config, "max_position_embeddings", None)) is not None:
+        limits.append(positions - first_position(config))
+    if settings := getattr(config, "linformers", None):
+        limits.append(settings["max_len"])  # of a linearised one
+    return int(min(limits))
 
 
 def check_positions(config: Any, max_len: int, positions: str) -> None:

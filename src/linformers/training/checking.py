@@ -27,7 +27,7 @@ NOT_NEGATIVE = (
     *("local_kernel", "local_window", "open_slots", "eval_batches", "patience", "workers", "weight_decay", "clip"),
     "seed",
 )
-OF_CLASSIFY = ("class_weights", "label_smoothing", "token_dropout", "label_separator")
+OF_CLASSIFY = ("class_weights", "label_smoothing", "token_dropout", "label_separator", "long")
 OF_SOURCE = ("freeze_body", "body_rate")
 
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linformers.data.examples import Long
+from linformers.linearize.positions import longest_input
 from linformers.pretrained import load as pretrained
 from linformers.training.runs import CONFIG, Run, load_run
 from linformers.training.texts import BATCH, run_texts
@@ -36,6 +37,7 @@ def embed(
     long: Long = "cut",
     batch_size: int = BATCH,
     seen: Callable[[int], None] = lambda count: None,
+    tell: Callable[[str], None] = lambda what: None,
 ) -> NDArray[np.float32]:
     """The vectors of texts, ``(b, ch)``: the mean of the features of all tokens, as sentence-transformers does it.
 
@@ -47,6 +49,7 @@ def embed(
         long: cut texts that are longer than the model takes, or run overlapping windows and average.
         batch_size: the most pieces of a batch.
         seen: called with the number of texts that are done.
+        tell: called with a note if texts were cut.
 
     Raises:
         ValueError: if there is no such model, or for a text without a token.
@@ -60,8 +63,12 @@ def embed(
 
     device = next(encoder.model.parameters()).device
     options: Any = {"long": long, "batch_size": batch_size, "device": device, "seen": seen}
-    rows = [found.values for found in run_texts(texts, encoder.tokenizer, encoder.longest, features, **options)]
-    vectors = np.stack(rows).astype(np.float32)
+    results = list(run_texts(texts, encoder.tokenizer, encoder.longest, features, **options))
+    if cut := sum(found.cut for found in results):
+        tell(
+            f"{cut:,} of {len(texts):,} texts are longer than {encoder.longest:,} tokens and were cut; for all of the text: long='windows'"
+        )
+    vectors = np.stack([found.values for found in results]).astype(np.float32)
     if normalize:
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     return vectors
@@ -90,6 +97,18 @@ def open_encoder(source: "Run | Encoder | Path | str") -> Encoder:
 
 def saved(directory: Path) -> Encoder:
     """The encoder of a directory that ``save_pretrained`` wrote."""
+    model, tokenizer = load_saved(directory)
+    longest = longest_input(model.config, tokenizer, LARGEST)
+    model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    return Encoder(model.get_encoder() if model.config.is_encoder_decoder else model, tokenizer, longest)
+
+
+def load_saved(directory: Path, *, need_weights: bool = False) -> tuple[Any, Any]:
+    """A saved model without its head, and its tokeniser.
+
+    Args:
+        need_weights: the model must be able to return its attention weights.
+    """
     import transformers
 
     import linformers.hf
@@ -100,14 +119,10 @@ def saved(directory: Path) -> Encoder:
     logging.set_verbosity_error()  # it would warn of weights of a head, which is not loaded
     try:
         config = pretrained.load_config(directory)
-        kind = transformers.AutoModelForSeq2SeqLM if config.is_encoder_decoder else transformers.AutoModel
-        model = pretrained.load_model(kind, directory, config=config)
+        own = config.model_type.startswith("linformer")
+        kind = transformers.AutoModelForSeq2SeqLM if own and config.is_encoder_decoder else transformers.AutoModel
+        options: dict[str, Any] = {"attn_implementation": "eager"} if need_weights and not own else {}
+        model = pretrained.load_model(kind, directory, config=config, **options)
     finally:
         logging.set_verbosity(before)
-    tokenizer = pretrained.load_tokenizer(directory)
-    limits = [LARGEST, getattr(tokenizer, "model_max_length", None) or LARGEST]
-    if (positions := getattr(config, "max_position_embeddings", None)) is not None:
-        # RoBERTa and its relatives count positions from after that of the padding.
-        limits.append(positions - ((config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0))
-    model = model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    return Encoder(model.get_encoder() if config.is_encoder_decoder else model, tokenizer, int(min(limits)))
+    return model, pretrained.load_tokenizer(directory)

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from linformers.files.whole import write_json
 from linformers.training.batch_order import Batches, loader
-from linformers.training.measure import measure_windows, score
+from linformers.training.measure import measure_windows, score, watched
 from linformers.training.models import parameters
 from linformers.training.progress import Progress
 from linformers.training.runs import RESULTS, Run
 from linformers.training.sources import examples_of, unread
+from linformers.training.verdict import had
 
 Part = Literal["train", "validation", "test"]
 
@@ -31,7 +32,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy on a part, a report for each class, the baselines, and some examples.
 
-    All of the test part becomes ``results.json`` of the run; another part, ``results-PART.json``. With a limit nothing is written.
+    All of the test part becomes ``results.json`` of the run; another part, ``results-PART.json``. With a limit nothing is written,
+    and the only baseline is that of the frequencies.
 
     Args:
         run: what :func:`load_run` opened.
@@ -66,7 +68,8 @@ def evaluate(
         if run.task == "classify" and run.settings.long == "windows":
             size = batch_size or run.settings.batch_size
             pad_id, texts = run.tokenizer.pad_token_id, None if limit is None else limit * size
-            found = measure_windows(model, examples, pad_id, batch_size=size, texts=texts, seen=seen)
+            options: Any = {"batch_size": size, "texts": texts, "seen": seen}
+            found, also = watched(model, lambda watch: measure_windows(model, examples, pad_id, **options, watch=watch))
         else:
             found, also = score(model, run.task, batches, model.device, seen)
     finally:
@@ -86,11 +89,11 @@ def evaluate(
         "texts_cut": examples.cut,
         "unseen": round(examples.unseen, 4),
         "baseline": several_baseline(examples) if counts.several else frequency_baseline(examples),
-        "baselines": counted_baselines(examples, shows.say),
+        "baselines": counted_baselines(examples, shows.say) if limit is None else [],
     }
     if run.task == "classify":
         results |= counts.summary()
-    results |= {"parameters": parameters(model), **run.cost()}
+    results |= {"parameters": parameters(model), **run.cost(), "had": had(run.settings.given())}
     if samples:
         results["examples"] = examples_with_answers(run, examples, samples)
     if limit is None:

@@ -18,6 +18,8 @@ from linformers.training.metrics import Tally
 from linformers.training.objective import run_model
 from linformers.training.texts import AT_ONCE, averaged
 
+LEAST = torch.finfo(torch.float32).tiny  # a share of 0 is one that float32 has no number for
+
 
 @torch.no_grad()
 def guesses(task: str, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,21 +90,29 @@ def measure_windows(
     batch_size: int,
     texts: int | None = None,
     seen: Callable[[Tensor, Tensor, int], None],
+    watch: Watch | None = None,
 ) -> Tally:
     """:func:`measure` for classify, with the probabilities of all windows of a text averaged.
 
     Args:
         examples: with ``windows``.
         texts: how many of them; None for all.
+        watch: records what slots hold of the first batch.
     """
+
+    def shares_in(*inputs: Tensor) -> Tensor:
+        nonlocal watch
+        with nullcontext() if watch is None else watch:
+            found = shares_of(several, model(*inputs).logits)
+        watch = None
+        return found
+
     total, count = Tally(), len(examples) if texts is None else min(texts, len(examples))
     several = bool(examples.prepared.several)
     for begin in range(0, count, AT_ONCE):
         places = range(begin, min(begin + AT_ONCE, count))
         windows = [examples.windows(i) for i in places]
-        rows = averaged(
-            windows, lambda *inputs: shares_of(several, model(*inputs).logits), pad_id, batch_size, model.device
-        )
+        rows = averaged(windows, shares_in, pad_id, batch_size, model.device)
         shares, numbers = torch.tensor(np.stack(rows)), np.array([int(examples.classes[i]) for i in places])
         if several:
             labels = torch.tensor(examples.prepared.set_rows[numbers]).long()  # (b, c), 1 for each class of a text
@@ -110,7 +120,8 @@ def measure_windows(
             total.loss += float(F.binary_cross_entropy(shares, labels.to(shares.dtype), reduction="sum"))
         else:
             labels, best = torch.tensor(numbers), shares.argmax(-1)
-            total.loss -= float(shares[torch.arange(len(labels)), labels].log().sum())
+            own = shares[torch.arange(len(labels)), labels]
+            total.loss -= float(own.clamp(min=LEAST).log().sum())
         total.labels += labels.numel()
         total.correct += int((best == labels).sum())
         total.tokens += sum(len(one) for own in windows for one in own)
@@ -130,11 +141,13 @@ def score(
     device: torch.device | str = "cpu",
     seen: Callable[[Tensor, Tensor, int], None] | None = None,
 ) -> tuple[Tally, dict[str, float]]:
-    """:func:`measure`, and beside its sums ``slots_alive`` of the first batch, if the model has content slots.
+    """:func:`measure`, and beside its sums ``slots_alive`` of the first batch; see :func:`watched`."""
+    return watched(model, lambda watch: measure(model, task, batches, device, seen, watch))
 
-    That is :func:`linformers.models.held.slots_alive`.
-    """
+
+def watched(model: Any, measures: Callable[[Watch | None], Tally]) -> tuple[Tally, dict[str, float]]:
+    """What ``measures`` finds, and :func:`linformers.models.held.slots_alive` of what it recorded, if the model has content slots."""
     watch = Watch(stacks) if (stacks := content_stacks(model)) else None
-    found = measure(model, task, batches, device, seen, watch)
+    found = measures(watch)
     alive = None if watch is None else slots_alive(watch.held)
     return found, {} if alive is None else {"slots_alive": round(alive, 4)}

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from linformers.files.whole import reason
+from linformers.files.whole import PARTIAL, reason, replace_directory, scratch, sync
 from linformers.training import models
 from linformers.training.checkpoints import MANIFEST, checkpoints, manifest, tidy, written_aside
 from linformers.training.metrics import EVENTS, FILE, read
@@ -20,6 +20,7 @@ from linformers.training.stopping import is_stale
 from linformers.training.taking import Taken, take
 
 At = tuple[int, Path] | None  # a step and its checkpoint
+NEW = PARTIAL + "run"  # what is written of a run before an earlier one is removed
 
 
 def enter(out: Path) -> None:
@@ -41,7 +42,7 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
     After an error the directory is unchanged. Text is prepared in a temporary directory, which moves into the run together with the configuration.
 
     Args:
-        resume: continue an existing run; otherwise it is removed once the new one has been checked.
+        resume: continue an existing run; otherwise it is removed once the new one has been checked and written.
         at: its last checkpoint.
 
     Raises:
@@ -70,6 +71,7 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
         if wanted.source:
             origin = open_origin(Path(wanted.source))
             wanted = settings_with(wanted, origin)
+            _ = origin.tokenizer  # an error of it comes before text is prepared
         asked = models.complete(wanted)
         check_options(settings)
     if not asked.source:
@@ -87,20 +89,25 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
             models.check_memory(asked, prepared.tokenizer, prepared.labels)
             model = models.outline(asked, prepared.tokenizer, prepared.labels, prepared.several)
         count = models.parameters(model) if model is not None else (saved.about["parameters"] if saved else 0)
-        if begins and there:
-            clear(out, data=not names_own_data(asked, out))
-        if origin is not None:
-            with written_aside(out / START, step=0) as aside:
-                models.save(model, prepared.tokenizer, aside)
-        write_config(
-            out,
-            asked,
-            parameters=count,
-            data_fingerprint=prepared.fingerprint,
-            threads=asked.threads or torch.get_num_threads(),
-            given=given,
-            **facts,
-        )
+        with scratch(out / NEW) as aside:
+            if origin is not None:
+                with written_aside(aside / START, step=0) as start:
+                    models.save(model, prepared.tokenizer, start)
+            write_config(
+                aside,
+                asked,
+                parameters=count,
+                data_fingerprint=prepared.fingerprint,
+                threads=asked.threads or torch.get_num_threads(),
+                given=given,
+                **facts,
+            )
+            if begins and there:  # only now: nothing that follows needs room on the disk
+                clear(out, data=not names_own_data(asked, out))
+            if origin is not None:
+                replace_directory(aside / START, out / START)
+            (aside / CONFIG).replace(out / CONFIG)
+            sync(out)
 
 
 def facts_of(saved: Run, *names: str) -> dict[str, Any]:

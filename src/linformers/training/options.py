@@ -19,7 +19,7 @@ CALLED = {
 }
 SAME = (
     *("vocab_size", "block_size", "local_window", "local_kernel", "open_slots", "open_reach", "cross_attention"),
-    *("mask_share", "noise_share", "label_column", "label_separator", "target_column"),
+    *("mask_share", "noise_share", "token_dropout", "label_column", "label_separator", "target_column"),
     *("attention", "method", "start", "norm", "pooling", "noise"),
 )
 RENAMED = {"source": "from"}  # a field cannot be called `from`

@@ -15,6 +15,7 @@ from linformers.data.vocabulary import load_tokenizer, table_size
 from linformers.files.checked import read_object
 from linformers.hf import LinformerConfig
 from linformers.linearize.encoders import ARCHITECTURES, LinearizedConfig
+from linformers.linearize.positions import room
 from linformers.pretrained import load as pretrained
 from linformers.training.checkpoints import digest
 from linformers.training.options import option
@@ -183,7 +184,7 @@ def shape(origin: Origin, task: str) -> dict[str, Any]:
         "dropout": float(getattr(config, "hidden_dropout_prob", getattr(config, "dropout", 0.0))),
     }
     if not isinstance(config, LinearizedConfig):
-        return found | {"attention": "full", "n": room_of(config) or config.max_position_embeddings}
+        return found | {"attention": "full", "n": room(config) or config.max_position_embeddings}
     settings: Any = config.linformers
     return found | {
         "attention": "linformer",
@@ -273,7 +274,7 @@ def check_contradictions(asked: Mapping[str, Any], decided: Mapping[str, Any], o
 def check_encoder_sizes(asked: Mapping[str, Any], decided: Mapping[str, Any], origin: Origin) -> None:
     """Raise a ValueError for lengths and slots that an encoder cannot be given."""
     n, config, where = asked.get("n", 0), origin.config, origin.directory
-    rows, linear = room_of(config), isinstance(config, LinearizedConfig)
+    rows, linear = room(config), isinstance(config, LinearizedConfig)
     if rows is not None and n > rows:
         raise ValueError(
             f"--n {n}, but {where} has positions for {rows} tokens; give --n {rows} or less, or make it longer with `linformers linearize "
@@ -289,13 +290,3 @@ def check_encoder_sizes(asked: Mapping[str, Any], decided: Mapping[str, Any], or
             f"{where} was linearised for n = {decided['n']} and k = {decided['k']} with slots that are learned ({method}), which fit no other "
             "sizes; leave --n and --k out (a smaller --n is fine), or linearise the encoder again with these sizes"
         )
-
-
-def room_of(config: Any) -> int | None:
-    """The longest input that an encoder has learned positions for, linearised or not; None if they are not a table."""
-    if config.model_type.removeprefix("linformers-") == "modernbert":
-        return None
-    first = (
-        int(config.pad_token_id) + 1 if config.model_type.endswith("-roberta") or config.model_type == "roberta" else 0
-    )
-    return int(config.max_position_embeddings) - first

@@ -43,6 +43,7 @@ OF_RESULTS = {
     **dict.fromkeys(("slots_alive", "f1", "exact", "unseen"), number(0, 1)),
     "baseline": fields({}, SCORES),
     "baselines": each(fields({"name": text(), **SCORES}, {"note": text()})),
+    "had": fields({}, {"patience": whole(), "dropout": number(0, 1), "source": text()}),
     "examples": each(named(text())),
     "per_class": each(
         fields({"label": text(), "precision": number(), "recall": number(), "f1": number(), "support": whole()})
@@ -182,6 +183,8 @@ def load_run(directory: Path | str) -> Run:
         with damaged(path):
             check_types(about["settings"])
             values = {name: tuple(v) if isinstance(v, list) else v for name, v in about["settings"].items()}
+            if values.get("task") != "classify":
+                values.pop("long", None)  # earlier versions accepted it with every task, and ignored it
             settings = Settings(**{**DEFAULTS, **values}).filled()  # the run may be from a version without some setting
     except ValueError as error:
         raise ValueError(f"{error}; give the directory of a run, or restore the file") from None

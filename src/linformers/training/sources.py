@@ -80,7 +80,7 @@ def checked_data(
                 prepared = prepare_data(settings, directory, aside, shows, fingerprint, origin)
                 for one in {(one.n, one.target_n): one for one in (*also, settings)}.values():
                     for part in ("train", "validation", "test"):
-                        examples_of(one, prepared, part)
+                        examples_of(one, prepared, part, training=part == "train")
         except ValueError as error:  # the directory that it names will be gone
             raise ValueError(str(error).replace(str(aside), sources(settings))) from error
         finally:
