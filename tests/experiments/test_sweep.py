@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 import subprocess
 import sys
 
@@ -314,6 +315,10 @@ def test_the_column_of_the_share_has_its_reason_or_is_not_there(compared, tmp_pa
     found = {row[0]: row[-1] for row in rows}
     assert found["full attention"] == found["no attention"] == "reference"
     assert found["n = 128"] == "no reference"
+    for cell in sweep.plan(BASE, ["sharing=kv"], 3):
+        shutil.rmtree(cell.directory(compared))
+    rows = comparison.table(comparison.summarise(compared))[1]
+    assert {row[0]: row[-1] for row in rows} == found | {"sharing = kv": "not tested yet"}
     planned = sweep.plan(BASE, ["none", "k=4"], 1)
     sweep.save_plan(tmp_path / "other", BASE, planned)
     for cell in planned:

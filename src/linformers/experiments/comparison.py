@@ -245,6 +245,8 @@ def share_of(line: Mapping[str, Any]) -> str:
         return shown(kept, "{:.0f}", 100, unit=" %")
     if line["changes"].get("attention") in REFERENCES:
         return "reference"
+    if not finished(line):
+        return "not tested yet"
     return "no clear gain" if kept else "no reference"
 
 
