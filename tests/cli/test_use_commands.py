@@ -41,7 +41,9 @@ def test_vectors_are_written(out, tmp_path, capsys):
     path = tmp_path / "new.txt"
     path.write_text("\n".join(TEXTS))
     assert launch("embed", str(out), "--file", str(path), "--normalize", "--out", str(tmp_path / "v.npy")) == 0
-    assert "3 texts, 16 channels" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "3 texts, 16 channels" in said.out
+    assert "note: 1 of 3 texts were cut to 24 tokens; --long windows reads all of them" in said.err
     np.testing.assert_allclose(np.load(tmp_path / "v.npy"), embed(out, TEXTS, normalize=True), atol=1e-6)
     assert launch("embed", str(out), "apple") == 0
     (line,) = capsys.readouterr().out.splitlines()

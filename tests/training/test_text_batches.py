@@ -144,4 +144,4 @@ def test_a_linearised_encoder_cuts_at_its_own_longest_input(tmp_path):
     long, short = "a b c d e f a b c d", "a b c d e f"
     found = embed(tmp_path / "linear", [long, short], tell=said.append)
     np.testing.assert_allclose(found[0], found[1], atol=1e-6)
-    assert said == ["1 of 2 texts are longer than 8 tokens and were cut; for all of the text: long='windows'"]
+    assert said == ["1 of 2 texts were cut to 8 tokens; long='windows' reads all of them"]

@@ -1,6 +1,7 @@
 """``linformers embed``: a vector for each text."""
 
 import json as encoding
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -57,6 +58,7 @@ def embed(
     if out is not None and out.suffix != ".npy":
         raise ValueError(f"--out must end in .npy, got {out}; leave it out to print JSON lines")
     given, rows = read_rows(texts, file, column)
+    notes: list[str] = []
     with bar() as progress:
         vectors = vectors_of(
             model,
@@ -65,7 +67,11 @@ def embed(
             long=long,
             batch_size=batch_size,
             seen=lambda count: progress("embedding", count, len(given)),
+            tell=notes.append,
         )
+    for note in notes:
+        said = note.replace("long='windows'", "--long windows")
+        print(f"note: {said}", file=sys.stderr)
     if out is None:
         for i, vector in enumerate(vectors.tolist()):
             row = {"text": given[i]} if rows is None else rows[i]

@@ -66,7 +66,7 @@ def embed(
     results = list(run_texts(texts, encoder.tokenizer, encoder.longest, features, **options))
     if cut := sum(found.cut for found in results):
         tell(
-            f"{cut:,} of {len(texts):,} texts are longer than {encoder.longest:,} tokens and were cut; for all of the text: long='windows'"
+            f"{cut:,} of {len(texts):,} texts were cut to {encoder.longest:,} tokens; long='windows' reads all of them"
         )
     vectors = np.stack([found.values for found in results]).astype(np.float32)
     if normalize:

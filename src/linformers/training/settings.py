@@ -87,8 +87,8 @@ class Settings:
     start
         Initial values of learned projections: random, or means of segments (segments).
     long
-        What classify does with texts of more than n tokens: cut them, or read windows of n tokens: in training one at random in each epoch,
-        in the test and for predictions all of them, with their probabilities averaged.
+        What classify does with texts of more than n tokens: cut them, or read windows of n tokens: in training and its
+        evaluations one at random, in the test and for predictions all of them, with their probabilities averaged.
     block_size
         Positions of a block of a causal model; by default about n/8, at most 128.
     local_kernel
