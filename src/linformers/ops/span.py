@@ -55,6 +55,7 @@ class Span:
         longest: the largest number of positions that a process has. Decisions that depend on a length use this one: all processes must take the same.
         lengths: how many positions each process has.
         masked: whether some process has a mask.
+        padded: whether some row begins with a masked token.
         exchange: with the other processes; None if there is one.
     """
 
@@ -63,6 +64,7 @@ class Span:
     longest: int = 0
     lengths: tuple[int, ...] = ()
     masked: bool = False
+    padded: bool = False
     exchange: Exchange | None = None
 
     @property
