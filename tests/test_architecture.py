@@ -17,6 +17,7 @@ LAYERS = (
     ("projections",),
     ("nn",),
     ("models",),
+    ("parallel",),
     ("pretrained",),
     ("hf", "keras", "linearize"),
     ("export",),

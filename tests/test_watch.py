@@ -9,7 +9,8 @@ from torch.nn.utils import parametrize, prune
 
 from linformers import Linformer, make_projection
 from linformers.nn.maps import Affine, shortens_first
-from linformers.nn.memory import MemoryInChunks, make_memory
+from linformers.nn.memory import make_memory
+from linformers.nn.parts import MemoryInChunks
 from linformers.watch import is_plain
 
 B, S, MAX_LEN, K, HEADS, D_IN, D_OUT = 3, 11, 13, 2, 3, 5, 3 * 7

@@ -16,7 +16,8 @@ import linformers.models.stack
 import linformers.ops.cpu
 from linformers import Linformer, make_projection, stream
 from linformers.nn.maps import Affine
-from linformers.nn.memory import MemoryInChunks, make_memory
+from linformers.nn.memory import make_memory
+from linformers.nn.parts import MemoryInChunks
 
 METHODS = ("learnable", "no_params", "convolution", "mean", "max")
 STACKS = {

@@ -4,6 +4,7 @@ Axes: b batch, n positions, ch channels.
 Masks: True where a token is real.
 """
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from linformers.models.options import ClassifierOptions, TokenOptions, arguments
 from linformers.models.tokens import TokenStack
 from linformers.ops.masks import blank
 from linformers.ops.precision import mean_of, single, weighted_sum
+from linformers.ops.span import WHOLE, Span, enter
 
 
 class LinformerClassifier(nn.Module):
@@ -41,21 +43,26 @@ class LinformerClassifier(nn.Module):
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, *, need_weights: bool = False) -> Any:
         """Token ids ``(b, n)``, True in ``mask`` where they are real, to class logits ``(b, num_classes)``."""
-        result = self.body(tokens, mask, need_weights=need_weights)
+        span = enter(self, tokens, mask, partial(self.body.check, tokens, mask))
+        result = self.body(tokens, mask, need_weights=need_weights, span=span)
         x, weights = result if need_weights else (result, None)
         keep = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
-        logits = self.to_classes(pool(x, keep, first=self.pooling == "first", weigh=self.weigh))
+        logits = self.to_classes(pool(x, keep, first=self.pooling == "first", weigh=self.weigh, span=span))
+        logits = logits if span.whole else span.once(logits)
         return (logits, weights) if need_weights else logits
 
 
-def pool(x: Tensor, keep: Tensor, *, first: bool = False, weigh: nn.Module | None = None) -> Tensor:
+def pool(x: Tensor, keep: Tensor, *, first: bool = False, weigh: nn.Module | None = None, span: Span = WHOLE) -> Tensor:
     """One vector for each sequence: ``(b, n, ch)`` to ``(b, ch)``.
 
     Args:
         keep: ``(b, n)``, True where a token is real.
         first: take the first real token instead of the mean over the real ones.
         weigh: take the mean weighted by the softmax of this map to one channel.
+        span: the part of the sequence that ``x`` is; every process gets the vector of the whole sequence.
     """
+    if not span.whole:
+        return _pool_across(x, keep, first, weigh, span)
     if first:
         return x[torch.arange(len(x), device=x.device), keep.int().argmax(1)]
     if weigh is not None:
@@ -64,3 +71,24 @@ def pool(x: Tensor, keep: Tensor, *, first: bool = False, weigh: nn.Module | Non
         scores = scores.masked_fill(~keep, torch.finfo(scores.dtype).min)
         return weighted_sum(scores.softmax(1).masked_fill(~keep, 0.0), blank(x, keep)).to(x.dtype)
     return mean_of(keep, blank(x, keep))
+
+
+def _pool_across(x: Tensor, keep: Tensor, first: bool, weigh: nn.Module | None, span: Span) -> Tensor:
+    """:func:`pool` of a sequence that is split over processes."""
+    dtype = single(x.dtype)
+    if first:
+        place = keep.int().argmax(1)
+        position = torch.where(keep.any(1), span.offset + place, span.total)
+        earliest = -span.largest(-position)  # of all processes
+        earliest = torch.where(earliest == span.total, 0, earliest)  # a row without a real token
+        place = (earliest - span.offset).clamp(0, x.shape[1] - 1)
+        own = (earliest >= span.offset) & (earliest < span.offset + x.shape[1])
+        return span.sum(blank(x[torch.arange(len(x), device=x.device), place], own))[0]
+    if weigh is None:
+        total, count = span.sum(weighted_sum(keep, blank(x, keep)).to(dtype), keep.sum(1, keepdim=True))
+        return (total / count.clamp(min=1)).to(x.dtype)
+    scores = weigh(x).squeeze(-1)
+    scores = scores.to(single(scores.dtype)).masked_fill(~keep, torch.finfo(scores.dtype).min)
+    weights = (scores - span.largest(scores.detach().amax(1))[:, None]).exp().masked_fill(~keep, 0.0)
+    total, norm = span.sum(weighted_sum(weights, blank(x, keep)).to(dtype), weights.sum(1, keepdim=True))
+    return (total / norm.masked_fill(norm == 0, 1.0)).to(x.dtype)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from linformers.models.build import build
 from linformers.models.chunks import Parts, run_in_chunks
 from linformers.models.options import StackOptions, takes
+from linformers.models.processes import check_context, check_split
 from linformers.models.reversible import run_reversible
 from linformers.nn.layer import Layer, Pass, Trace
 from linformers.nn.memory import Memory
@@ -22,6 +23,7 @@ from linformers.nn.state import DecodingState, LayerState
 from linformers.notice import one_notice
 from linformers.ops.blocks import block_sizes
 from linformers.ops.masks import align_left, blank, check_mask, has_holes, readable, take
+from linformers.ops.span import WHOLE, Span, enter, refuse
 from linformers.projections.base import Projection
 from linformers.projections.content import Content
 from linformers.watch import is_watched
@@ -108,6 +110,7 @@ class Linformer(nn.Module):
         state: DecodingState | None = None,
         need_weights: bool = False,
         trace: Trace | None = None,
+        span: Span | None = None,
     ) -> Any:
         """Run the stack on whole sequences.
 
@@ -118,23 +121,28 @@ class Linformer(nn.Module):
             state: an empty state from :meth:`new_state`, filled so that :meth:`step` can continue from here.
             need_weights: also return the attention weights.
             trace: filled with the weights and hidden states that it requests.
+            span: the part of the sequence that ``x`` is, if the caller knows it; see :mod:`linformers.parallel`.
 
         Returns:
             ``(b, n, channels)``; with ``need_weights`` also a list with the weights of each layer, ``(b, h, n, k)``.
         """
-        self._check(x, mask)
+        span = enter(self, x, mask, partial(self._check, x, mask), span)
+        self.check_length(x.shape[1] if span.whole else span.total)
         if memory is not None:
             if self.context_size is None:
                 raise ValueError("got a memory, but this stack has no cross-attention; build it with context_size")
             if memory[0].keys.shape[0] != x.shape[0]:
                 raise ValueError(f"got a batch of {x.shape[0]}, but a memory for a batch of {memory[0].keys.shape[0]}")
         trace = trace or Trace(need_weights=need_weights, need_hidden=False)
-        if memory is None and state is None and self._goes_in_chunks(x, trace):
+        if not span.whole:
+            check_split(self._each(), self.projection, span, state, trace)
+            mask = span.keep(mask, x)
+        elif memory is None and state is None and self._goes_in_chunks(x, trace):
             parts = self.parts()
             step, n = parts.chunk_length(len(x)), x.shape[1]
             return run_in_chunks(parts, x.split(step, 1), n, mask, torch.empty_like(x), step=step, whole=x)
         keep, undo = mask, None
-        if mask is not None and self.causal:
+        if mask is not None and self.causal and span.whole:
             x, keep, undo = align_left(x, mask)
         if undo is not None:
             trace.moves.append(undo)
@@ -144,15 +152,16 @@ class Linformer(nn.Module):
             state.length = (last if keep is None else last.masked_fill(~keep, 0)).amax(1)
             for i, made in enumerate(memory or []):
                 state.layers[i].memory, state.source = made, None
-        if keep is not None and self.causal and readable(keep) and not has_holes(keep):
+        if keep is not None and self.causal and span.whole and readable(keep) and not has_holes(keep):
             keep = None  # no real token sees a later one
         run = Pass(
             keep=keep,
             projection=self.projection,
-            rotate=rotary_positions(torch.arange(x.shape[1], device=x.device), self.head_dim) if self.rotary else None,
+            rotate=rotary_positions(self._positions(x, span), self.head_dim) if self.rotary else None,
             memories=memory,
             state=state,
             trace=trace,
+            span=span,
         )
         # A pass with side effects must not be run again in the backward pass.
         recompute = torch.is_grad_enabled() and state is None and not trace.need_weights
@@ -210,23 +219,29 @@ class Linformer(nn.Module):
                 f"expected a context of shape (batch, length, context_channels={self.context_channels}), "
                 f"got {tuple(context.shape)}"
             )
-        check_mask(mask, tuple(context.shape[:2]))
+        span = enter(self, context, mask, lambda: check_mask(mask, tuple(context.shape[:2])))
+        length = context.shape[1] if span.whole else span.total
         if torch.compiler.is_exporting():
             pass
-        elif context.shape[1] < 1:
+        elif length < 1:
             raise ValueError("got an empty context (length 0); give at least one position")
-        elif context.shape[1] > self.context_size:
+        elif length > self.context_size:
             raise ValueError(
-                f"got a context of {context.shape[1]}, but the stack was built for at most context_size={self.context_size}"
+                f"got a context of {length}, but the stack was built for at most context_size={self.context_size}"
             )
-        context = blank(context, mask)
         crosses = [layer.cross for layer in self._each() if layer.cross is not None]
-        return [cross.memory(context, mask, self.context_projection) for cross in crosses]
+        if not span.whole:
+            check_context(crosses, self.context_projection)
+            mask = span.keep(mask, context)
+        context = blank(context, mask)
+        more = {} if span.whole else {"span": span}
+        return [cross.memory(context, mask, self.context_projection, **more) for cross in crosses]
 
     def new_state(self, batch: int, like: Tensor | None = None) -> DecodingState:
         """An empty decoding state for ``batch`` rows, in the device and dtype of ``like`` (by default, of the parameters)."""
         if not self.causal:
             raise ValueError("only a causal stack can decode step by step; build it with causal=True")
+        refuse("decoding")
         like = next(self.parameters(), torch.empty(0)) if like is None else like
         layers = []
         for layer in self._each():
@@ -240,6 +255,7 @@ class Linformer(nn.Module):
 
     def step(self, x: Tensor, state: DecodingState, keep: Tensor | None = None, trace: Trace | None = None) -> Tensor:
         """Read one token a row, ``(b, 1, channels)``, and return its output; ``keep`` ``(b,)`` is False for rows that pause."""
+        refuse("decoding")
         trace = trace or Trace(need_weights=False, need_hidden=False)
         going = state.length if keep is None else state.length[keep]
         if self.input_size is not None and len(going) and int(going.max()) >= self.input_size:
@@ -323,8 +339,12 @@ class Linformer(nn.Module):
     def _check(self, x: Tensor, mask: Tensor | None) -> None:
         if x.dim() != 3 or x.shape[2] != self.channels:
             raise ValueError(f"expected x of shape (batch, length, channels={self.channels}), got {tuple(x.shape)}")
-        self.check_length(x.shape[1])
         check_mask(mask, tuple(x.shape[:2]))
+
+    @staticmethod
+    def _positions(x: Tensor, span: Span = WHOLE) -> Tensor:
+        """The positions of ``x`` ``(b, n, ch)`` in its sequence: ``(n,)``."""
+        return torch.arange(span.offset, span.offset + x.shape[1], device=x.device)
 
     def check_length(self, length: int) -> None:
         """Raise a ValueError for an empty input or one that is too long; an export declares its own bounds."""

@@ -5,6 +5,7 @@ Masks: True where a token is real.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from linformers.nn.memory import Memory
 from linformers.nn.positions import SinusoidalPositions
 from linformers.nn.state import DecodingState
 from linformers.ops.masks import align_left, check_mask, readable, take
+from linformers.ops.span import Span, enter, refuse
 
 
 class TokenStack(nn.Module):
@@ -61,11 +63,13 @@ class TokenStack(nn.Module):
         memory: Sequence[Memory] | None = None,
         state: DecodingState | None = None,
         need_weights: bool = False,
+        span: Span | None = None,
     ) -> Any:
         """Token ids ``(b, n)`` to features ``(b, n, emb_dim)``; see :meth:`Linformer.forward` for the rest."""
-        self.check(tokens, mask)
+        if span is None:  # else the caller has checked its input
+            span = enter(self, tokens, mask, partial(self.check, tokens, mask))
         trace = Trace(need_weights=need_weights, need_hidden=False)
-        x = self.run(self.token_emb(tokens.long()), mask, memory=memory, state=state, trace=trace)
+        x = self.run(self.token_emb(tokens.long()), mask, memory=memory, state=state, trace=trace, span=span)
         return (x, trace.weights) if need_weights else x
 
     def run(
@@ -76,17 +80,20 @@ class TokenStack(nn.Module):
         memory: Sequence[Memory] | None = None,
         state: DecodingState | None = None,
         trace: Trace | None = None,
+        span: Span | None = None,
     ) -> Tensor:
         """:meth:`forward` for tokens that are embedded already, ``(b, n, emb_dim)``."""
-        check_mask(mask, tuple(embedded.shape[:2]))
-        self.linformer.check_length(embedded.shape[1])
+        span = enter(self, embedded, mask, lambda: check_mask(mask, tuple(embedded.shape[:2])), span)
+        self.linformer.check_length(embedded.shape[1] if span.whole else span.total)
         undo = None
-        if mask is not None and self.linformer.causal:  # so that positions too count from the first real token
+        if (
+            mask is not None and self.linformer.causal and span.whole
+        ):  # so that positions too count from the first real token
             embedded, mask, undo = align_left(embedded, mask)
         if trace is not None and undo is not None:
             trace.moves.append(undo)
-        x = self._place(embedded, torch.arange(embedded.shape[1], device=embedded.device))
-        x = self.linformer(x, mask, memory=memory, state=state, trace=trace)
+        x = self._place(embedded, torch.arange(span.offset, span.offset + embedded.shape[1], device=embedded.device))
+        x = self.linformer(x, mask, memory=memory, state=state, trace=trace, span=span)
         x = x if self.project_out is None else self.project_out(x)
         if trace is not None and undo is not None:
             trace.moves.pop()
@@ -105,6 +112,7 @@ class TokenStack(nn.Module):
         self, embedded: Tensor, state: DecodingState, keep: Tensor | None = None, trace: Trace | None = None
     ) -> Tensor:
         """:meth:`step` for one embedded token a row, ``(b, emb_dim)``."""
+        refuse("decoding")
         positions = state.length
         if self.input_size is not None:
             positions = positions.clamp(max=self.input_size - 1)  # paused rows, whose output is not used

@@ -17,11 +17,13 @@ from linformers.nn.core import (
     look_up,
 )
 from linformers.nn.feedforward import Dropout
-from linformers.nn.memory import Memory, MemoryInChunks, Opens, make_memory, memory_of_heads, with_exact
+from linformers.nn.memory import Memory, Opens, make_memory, memory_of_heads, with_exact
+from linformers.nn.parts import MemoryInChunks
 from linformers.nn.positions import Rotate
 from linformers.nn.state import CausalState
 from linformers.ops.heads import join_heads, to_heads
 from linformers.ops.masks import blank
+from linformers.ops.span import WHOLE, Span
 from linformers.ops.views import View, all_slots
 from linformers.projections.base import Projection
 from linformers.projections.pooling import Mean
@@ -96,6 +98,7 @@ class Attention(nn.Module):
         need_weights: bool = False,
         views: tuple[View, ...] = (),
         choice: Choice | None = None,
+        span: Span = WHOLE,
     ) -> Attended:
         """Self-attention.
 
@@ -108,6 +111,7 @@ class Attention(nn.Module):
             need_weights: also return the weights.
             views: applied to the returned weights; see :func:`linformers.ops.views.seen_through`.
             choice: the slots to open; filled by the first pass, and used if it is filled already.
+            span: the part of the sequence that ``x`` is.
 
         Returns:
             ``(b, n, ch)``, and the weights: ``(b, h, n, k)``, with a window or causal also the exact neighbours (see
@@ -125,6 +129,7 @@ class Attention(nn.Module):
                 slots=self.slots,
                 rotate=rotate,
                 how=how,
+                span=span,
             )
             return self.out_dropout(out), weights
         q, k, v = self._heads(x, rotate)
@@ -149,11 +154,22 @@ class Attention(nn.Module):
                 opens=self.opens if self.kind == "linformer" else None,
                 how=how,
                 choice=choice,
+                span=span,
             )
         return self._output(join_heads(out)), weights
 
-    def memory(self, context: Tensor, keep: Tensor | None = None, projection: Projection | None = None) -> Memory:
+    def memory(
+        self,
+        context: Tensor,
+        keep: Tensor | None = None,
+        projection: Projection | None = None,
+        span: Span = WHOLE,
+    ) -> Memory:
         """Prepare a context ``(b, s, ch)`` with ``keep`` ``(b, s)`` for :meth:`look_up`; needed once for any number of queries."""
+        if not span.whole:
+            made = self.memory_in_chunks(span.total, projection, longest=span.longest)
+            made.add_up(context, span, keep)
+            return made.finish()
         if self.kind == "linformer" and self.opens is None:
             maps, shortens = (self.k_proj, self.v_proj), self._projection(projection)
             return make_memory(context, context, *maps, shortens, heads=self.kv_heads, keep=keep, k=self.slots)
@@ -166,10 +182,20 @@ class Attention(nn.Module):
             return with_exact(memory, k, v, shortens, self.opens, keep=keep, k=self.slots)
         return Memory(k, v, keep)
 
-    def memory_in_chunks(self, length: int, projection: Projection | None, rotary: bool = False) -> MemoryInChunks:
-        """An object that makes the memory of a sequence of ``length`` positions from its chunks."""
-        maps, shortens = (self.k_proj, self.v_proj), self._projection(projection)
-        return MemoryInChunks(*maps, shortens, heads=self.kv_heads, length=length, k=self.slots, rotary=rotary)
+    def memory_in_chunks(
+        self, length: int, projection: Projection | None, rotary: bool = False, longest: int | None = None
+    ) -> MemoryInChunks:
+        """An object that makes the memory of a sequence of ``length`` positions from its parts, of which one has at most ``longest``."""
+        return MemoryInChunks(
+            self.k_proj,
+            self.v_proj,
+            self._projection(projection),
+            heads=self.kv_heads,
+            length=length,
+            k=self.slots,
+            rotary=rotary,
+            longest=longest,
+        )
 
     def look_up(
         self,

@@ -28,6 +28,7 @@ from linformers.nn.memory import (
     memory_of_sets,
     with_exact,
 )
+from linformers.nn.parts import MemoryInChunks, memory_across, near_across
 from linformers.nn.positions import Rotate
 from linformers.ops.blocks import attend_blocks, attend_blocks_with_weights
 from linformers.ops.cpu import LookUp, Shorten, ShortenByContent, by_rows, rows_of_chunk
@@ -35,6 +36,7 @@ from linformers.ops.gathered import attend_gathered
 from linformers.ops.heads import join_heads, to_heads
 from linformers.ops.linformer import attend, attend_causally, attend_with_weights, multiply_ones
 from linformers.ops.opened import attend_opened
+from linformers.ops.span import WHOLE, Span
 from linformers.ops.views import View, all_slots
 from linformers.private import are_functorch_transforms_active, has_global_hook
 from linformers.projections.base import KEY, Projection, Slots
@@ -61,6 +63,7 @@ class Near(NamedTuple):
         keep: ``(b, n)``, True where a token is real; None for all.
         block: positions of a block.
         slots_per_block: the slots of each block in the memory, for causal attention; None for bidirectional attention.
+        start: the block of the first query; if it is not the first block, the keys begin one block before the queries.
     """
 
     keys: Tensor
@@ -68,6 +71,7 @@ class Near(NamedTuple):
     keep: Tensor | None
     block: int
     slots_per_block: int | None = None
+    start: int = 0
 
 
 class How(NamedTuple):
@@ -126,6 +130,8 @@ def look_up(
         by_head |= {"k": near.keys, "v": near.values, "slot_keys": keys, "slot_values": values}
         more |= {"block": near.block, "slots_per_block": near.slots_per_block, "keep": near.keep}
         run, with_weights, keep_name = attend_blocks, attend_blocks_with_weights, "slot_keep"
+        if near.start:
+            more["start"] = near.start
     if keep is not None:
         (by_head if keep.dim() > 2 else more)[keep_name] = keep
     if log_count is not None:
@@ -165,6 +171,7 @@ def attend_heads(
     opens: Opens | None = None,
     how: How = How(),  # noqa: B008 - immutable
     choice: Choice | None = None,
+    span: Span = WHOLE,
 ) -> Attended:
     """Self-attention from queries, keys and values that are split into heads: to slots, and with ``block`` to exact neighbours.
 
@@ -180,10 +187,15 @@ def attend_heads(
         source: ``(b, n, ch)``, the input of content slots; None for the keys of all heads.
         opens: how many slots each query opens; None for none.
         choice: the slots to open, if they are known.
+        span: the part of the sequence that q, k and v are.
     """
     near_keep = keep
     if projection is None:
         memory, slots = Memory(k[:, :, :0], v[:, :, :0]), 0
+    elif not span.whole:
+        slots = projection.k if slots is None else slots
+        options: dict[str, Any] = {"keep": keep, "slots": slots, "block": block, "causal": causal, "source": source}
+        memory = memory_across(k, v, projection, span, **options)
     elif isinstance(projection, Content) and block:
         slots = projection.k if slots is None else slots
         memory = memory_of_sets(k, v, projection, block=block, causal=causal, keep=keep, k=slots, source=source)
@@ -195,7 +207,10 @@ def attend_heads(
         near_keep = projection.beside(k, keep)
     if opens is not None and projection is not None:
         memory = with_exact(memory, k, v, projection, opens, keep=keep, k=slots, block=block, causal=causal)
-    near = Near(k, v, near_keep, block, slots if causal else None) if block else None
+    if block and not span.whole:
+        k, v, near_keep = near_across(k, v, keep, span, block, causal)
+    start = span.offset // block if block else 0
+    near = Near(k, v, near_keep, block, slots if causal else None, start) if block else None
     return look_up(q, memory, near, how, choice)
 
 
@@ -251,8 +266,14 @@ def attend_to_slots(
     slots: int | None = None,
     rotate: Rotate | None = None,
     how: How = How(),  # noqa: B008 - immutable
+    span: Span = WHOLE,
 ) -> Attended:
     """Self-attention of ``x`` ``(b, n, ch)`` to its own slots, made before the maps of keys and values where that is cheaper."""
+    if not span.whole:
+        sizes: dict[str, Any] = {"length": span.total, "longest": span.longest, "k": slots}
+        made = MemoryInChunks(maps.key, maps.value, projection, heads=kv_heads, rotary=rotate is not None, **sizes)
+        made.add_up(x, span, keep, rotate)
+        return attend_to_memory(x, made.finish(), maps, heads=heads, rotate=rotate, how=how)
     plain = keep is None and rotate is None and not (how.need_weights or how.by_head or how.dropout)
     if plain and kv_heads == heads and (out := attend_long(x, maps, projection, heads=heads, slots=slots)) is not None:
         return out, None

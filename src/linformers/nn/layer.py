@@ -21,6 +21,7 @@ from linformers.nn.positions import Rotate
 from linformers.nn.state import DecodingState, LayerState
 from linformers.ops.cpu import by_rows
 from linformers.ops.masks import blank
+from linformers.ops.span import WHOLE, Span
 from linformers.ops.views import View, reordered, seen_through
 from linformers.projections.base import Projection
 
@@ -80,6 +81,7 @@ class Pass:
         state: of decoding; a pass over whole sequences fills it, a step continues from it.
         trace: what to record.
         choices: the slots that queries open, by layer and branch: chosen once, and used again when a layer is recomputed.
+        span: the part of the sequence that this process has.
     """
 
     keep: Tensor | None = None
@@ -89,6 +91,7 @@ class Pass:
     state: DecodingState | None = None
     trace: Trace = field(default_factory=lambda: Trace(need_weights=False, need_hidden=False))
     choices: dict[tuple[int, str], Choice] = field(default_factory=dict)
+    span: Span = WHOLE
 
     def choice(self, index: int, branch: str) -> Choice:
         """The slots that a layer opens in a branch."""
@@ -215,7 +218,7 @@ class Layer(nn.Module):
             return out
         if run.state is not None:
             run.state.layers[self.index].past = mixing.past(blank(x, run.keep), run.state.length)
-        return mixing(x, run.keep)
+        return mixing(x, run.keep) if run.span.whole else mixing(x, run.keep, run.span)
 
     def _attend(self, x: Tensor, run: Pass, state: LayerState | None) -> Tensor:
         attention: Attention = self.attention  # type: ignore[assignment]
@@ -229,6 +232,7 @@ class Layer(nn.Module):
             out, weights = attention.step(x, seen, rotate=run.rotate, **options)
         else:
             filled = None if run.state is None else run.state.layers[self.index].attention
+            more: dict[str, Any] = {} if run.span.whole else {"span": run.span}
             out, weights = attention(
                 x,
                 run.keep,
@@ -239,6 +243,7 @@ class Layer(nn.Module):
                 need_weights=need_weights,
                 views=run.trace.views(2, 3) if attention.kind == "full" else run.trace.views(2),
                 choice=choice,
+                **more,
             )
         if need_weights:
             run.trace.weights.append(weights)

@@ -1,4 +1,4 @@
-"""Memories: the keys and values that queries look up, made from inputs, from heads, from finished blocks or in chunks.
+"""Memories: the keys and values that queries look up, made from inputs, from heads or from finished blocks.
 
 Axes: b batch, g key/value heads, s key positions, m blocks, c positions of a block, r slots of a block, k slots, d channels.
 """
@@ -16,7 +16,7 @@ from linformers.ops.heads import join_heads, split_heads, to_heads
 from linformers.ops.masks import blank
 from linformers.ops.opened import Opening
 from linformers.ops.seen import Seen, Segments, block_owners
-from linformers.projections.base import KEY, VALUE, Projection, Slots, Sums
+from linformers.projections.base import KEY, VALUE, Projection, Slots
 from linformers.projections.content import Content, add_up, means_of
 
 
@@ -323,56 +323,6 @@ def sum_of_others(x: Tensor) -> Tensor:
     before = F.pad(x.cumsum(2), (*ends, 2, 0))[:, :, :m]
     after = F.pad(x.flip(2).cumsum(2), (*ends, 2, 0))[:, :, :m].flip(2)
     return before + after
-
-
-class MemoryInChunks:
-    """:func:`make_memory` for self-attention over a sequence that comes in chunks, without gradients.
-
-    Args:
-        length: of the whole sequence.
-        rotary: whether chunks come with a ``rotate``.
-    """
-
-    def __init__(
-        self,
-        to_key: ChannelMap,
-        to_value: ChannelMap,
-        projection: Projection,
-        *,
-        heads: int,
-        length: int,
-        k: int | None = None,
-        rotary: bool = False,
-    ) -> None:
-        self.maps, self.projection, self.heads, self.length, self.k = (to_key, to_value), projection, heads, length, k
-        shape = torch.empty(1, length, 0)
-        self.first = [shortens_first(projection, shape, to, heads) for to in self.maps]
-        self.first[KEY] &= not rotary
-        self.parts = [KEY] if all(self.first) and projection.parts == 1 and projection.heads == 1 else [KEY, VALUE]
-        self.sums: dict[int, Sums] = {}
-
-    def add(self, x: Tensor, offset: int, keep: Tensor | None = None, rotate: Rotate | None = None) -> None:
-        """Add the positions from ``offset`` on: ``(b, c, d)``, with ``keep`` ``(b, c)``."""
-        shortens = self.projection.for_input(x, keep, self.k)
-        for part in self.parts:
-            turn = rotate if part == KEY else None
-            y = x[:, None]
-            if not self.first[part]:
-                y = map_positions(x, self.maps[part], self.projection, self.heads, keep, turn)
-            if part not in self.sums:
-                self.sums[part] = self.projection.begin(y, self.length, self.k)
-            shortens.add_chunk(self.sums[part], y, offset, keep, part, self.k)
-
-    def finish(self) -> Memory:
-        """The memory that :func:`make_memory` makes of the whole sequence at once."""
-        slots = {part: self.projection.finish(sums) for part, sums in self.sums.items()}
-        keys, values = (
-            map_slots(found, self.maps[part], self.heads)
-            if self.first[part]
-            else split_heads(found.content, self.heads)
-            for part, found in ((part, slots.get(part, slots[KEY])) for part in (KEY, VALUE))
-        )
-        return Memory(keys, values, slots[KEY].keep, slots[KEY].log_count)
 
 
 def map_positions(

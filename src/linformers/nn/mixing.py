@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linformers.ops.masks import blank
+from linformers.ops.span import WHOLE, Span
 
 
 class LocalMixing(nn.Module):
@@ -26,8 +27,10 @@ class LocalMixing(nn.Module):
         self.right = width - 1 - self.left
         self.conv = nn.Conv1d(channels, channels, width, groups=channels)
 
-    def forward(self, x: Tensor, keep: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, keep: Tensor | None = None, span: Span = WHOLE) -> Tensor:
         """``(b, n, ch)`` to ``(b, n, ch)``."""
+        if not span.whole:
+            return self.conv(span.halo(blank(x, keep), self.left, self.right).mT).mT
         return self.conv(F.pad(blank(x, keep).mT, (self.left, self.right))).mT
 
     def step(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:

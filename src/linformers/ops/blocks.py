@@ -37,6 +37,7 @@ def attend_blocks(
     slot_keep: Tensor | None = None,
     log_count: Tensor | None = None,
     dropout: float = 0.0,
+    start: int = 0,
 ) -> Tensor:
     """Attend block by block, each with one call of :func:`linformers.ops.linformer.attend`.
 
@@ -52,6 +53,8 @@ def attend_blocks(
         slot_keep: ``(b, k)``, True where a slot takes part; with a set for each block ``(b, g or 1, m, k)``.
         log_count: ``(b, g or 1, m, k)``, with a set for each block: added to the logits of the slots.
         dropout: probability of dropping a weight after the softmax.
+        start: the block of the first query; if it is not the first block, the keys begin one block before the queries, and each block of queries
+            has a set of slots, if not all share one.
 
     Returns:
         ``(b, h, n, d)``; zeros where a query sees nothing.
@@ -63,8 +66,8 @@ def attend_blocks(
     causal = slots_per_block is not None
     # Split, not sliced: the backward of n / c slices would fill n / c gradients of the whole length.
     q_blocks, k_blocks, v_blocks = (x.split(block, 2) for x in (q, k, v))
-    outputs = []
-    for i, (queries, seen) in enumerate(zip(q_blocks, slots.of_blocks(len(q_blocks), slots_per_block), strict=True)):
+    outputs, sets = [], slots.of_blocks(len(q_blocks), slots_per_block, start)
+    for i, (queries, seen) in enumerate(zip(q_blocks, sets, strict=True), min(start, 1)):
         near = slice(max(0, i - 1), i + 1 if causal else i + 2)
         keys = torch.cat([seen.keys, *k_blocks[near]], 2)
         values = torch.cat([seen.values, *v_blocks[near]], 2)
@@ -88,17 +91,18 @@ class BlockSlots(NamedTuple):
     keep: Tensor | None
     log_count: Tensor | None
 
-    def of_blocks(self, blocks: int, slots_per_block: int | None) -> "Iterator[BlockSlots]":
-        """What the queries of each block see: keys and values ``(b, g, k, d)``, with their ``keep`` and ``log_count`` or None."""
+    def of_blocks(self, blocks: int, slots_per_block: int | None, start: int = 0) -> "Iterator[BlockSlots]":
+        """What the queries of each block, from block ``start`` on, see: keys and values ``(b, g, k, d)``, with their ``keep`` and ``log_count`` or None."""
         keys, values, keep, log_count = self
         if keys.dim() == 4:
-            for i in range(blocks):
+            for i in range(start, start + blocks):
                 used = keys.shape[2] if slots_per_block is None else max(0, i - 1) * slots_per_block
                 yield BlockSlots(keys[:, :, :used], values[:, :, :used], None if keep is None else keep[:, :used], None)
             return
-        if slots_per_block is not None:  # blocks 0 and 1 see no slots; the empty slices keep parameters in the graph
-            for _ in range(min(2, blocks)):
-                yield BlockSlots(keys.flatten(2, 3)[:, :, :0], values.flatten(2, 3)[:, :, :0], None, None)
+        for _ in range(
+            blocks - keys.shape[2]
+        ):  # blocks 0 and 1 see no slots; empty slices keep parameters in the graph
+            yield BlockSlots(keys.flatten(2, 3)[:, :, :0], values.flatten(2, 3)[:, :, :0], None, None)
         for i, pair in enumerate(zip(keys.unbind(2), values.unbind(2), strict=True)):
             yield BlockSlots(*pair, *(None if x is None else x[:, :, i] for x in (keep, log_count)))
 

@@ -10,12 +10,14 @@ from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linformers.notice import warn_of_slots
 from linformers.ops.masks import readable
 from linformers.ops.precision import single
 from linformers.ops.segments import used_segments
+from linformers.ops.span import Span
 from linformers.projections.layout import to_rows
 
 KEY, VALUE = 0, 1
@@ -41,21 +43,23 @@ class Slots(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Running sums of a sequence that is shortened chunk by chunk, in any order, by one process or by several.
+    """Sums over a part of a sequence: a chunk, what has been read so far, or the positions of one process.
 
-    The sums of several processes are added up; for the content of ``max``, the larger value is taken.
+    The sums of several parts are added up; for the content of ``max``, the larger value is taken.
 
     Attributes:
         content: ``(b, h or 1, k, d)``.
-        mass: ``(b, h or 1, k)``, as the one of :class:`Slots`.
-        tokens: ``(b, k)``, how many real tokens are in the window of each slot.
+        mass: ``(b or 1, h or 1, k)``, as the one of :class:`Slots`; None if it is always one.
+        tokens: ``(b or 1, k)``, how many real tokens are in the window of each slot; None if every slot takes part.
         dtype: that of the sequence; content and mass are at least float32, so that adding up many chunks loses no precision.
+        ties: ``(b, h or 1, k, d)``, of ``max``: how many positions have the largest value, among which its gradient is divided.
     """
 
     content: Tensor
-    mass: Tensor
-    tokens: Tensor
+    mass: Tensor | None
+    tokens: Tensor | None
     dtype: torch.dtype
+    ties: Tensor | None = None
 
 
 class Shortens(Protocol):
@@ -79,6 +83,10 @@ class Shortens(Protocol):
     def both(
         self, key: Tensor, value: Tensor, keep: Tensor | None = None, k: int | None = None
     ) -> tuple[Slots, Slots]: ...
+
+    def partial(
+        self, x: Tensor, offset: int, length: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
+    ) -> Sums: ...
 
     def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
@@ -174,18 +182,46 @@ class Projection(nn.Module, ABC):
         content, mass = (x.new_zeros(b, heads, k, *more, dtype=single(x.dtype)) for more in ([d], []))
         return Sums(content, mass, x.new_zeros(b, k, dtype=torch.long), x.dtype)
 
+    def partial(
+        self, x: Tensor, offset: int, length: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
+    ) -> Sums:
+        """The sums over the positions from ``offset`` on of a sequence of ``length``, with gradients.
+
+        Args:
+            x: ``(b, h or 1, c, d)``.
+            keep: ``(b, c)``, True where the token is real.
+        """
+        k = self.checked(length, k)
+        return self._sums(x, offset, self._used(length, k), keep, min(part, self.parts - 1), k)
+
     def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         """Add the positions from ``offset`` on, ``x`` ``(b, h or 1, c, d)`` with ``keep`` ``(b, c)``, in place and without gradients."""
+        k, used = self.k if k is None else k, sums.content.shape[2]
+        add_to(sums, self._sums(x, offset, used, keep, min(part, self.parts - 1), k))
+
+    def _sums(self, x: Tensor, offset: int, used: int, keep: Tensor | None, part: int, k: int) -> Sums:
+        """:meth:`partial` for ``used`` slots."""
         raise ValueError(f"{type(self).__name__} needs its whole input at once and cannot run in chunks")
+
+    def total(self, sums: list[Sums], span: Span) -> list[Sums]:
+        """Add up the sums of keys and values over the processes of a span, in one exchange."""
+        found = iter(span.sum(*(x for one in sums for x in one[:3] if isinstance(x, Tensor))))
+        return [
+            Sums(
+                next(found),
+                None if one.mass is None else next(found),
+                None if one.tokens is None else next(found),
+                one.dtype,
+            )
+            for one in sums
+        ]
 
     def finish(self, sums: Sums) -> Slots:
         """The slots that :meth:`forward` makes of the whole sequence at once."""
-        real = sums.tokens > 0
-        return Slots(
-            sums.content.to(sums.dtype), lambda: sums.mass, None if readable(real) and bool(real.all()) else real
-        )
+        mass = sums.mass
+        return Slots(sums.content.to(sums.dtype), None if mass is None else lambda: mass, filled_slots(sums))
 
     def _used(self, length: int, k: int) -> int:
         """How many slots an input of ``length`` gets."""
@@ -210,6 +246,27 @@ class Projection(nn.Module, ABC):
         if self.stored and name in state_dict:
             state_dict = {**state_dict, name: to_rows(state_dict[name])}
         super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def add_to(sums: Sums, more: Sums) -> None:
+    """Add the sums of another part of the sequence, in place."""
+    for own, other in zip(sums[:3], more[:3], strict=True):
+        if isinstance(own, Tensor) and isinstance(other, Tensor):
+            own.add_(other)
+
+
+def filled_slots(sums: Sums) -> Tensor | None:
+    """Which slots hold a real token, ``(b or 1, k)``; None if all do."""
+    if sums.tokens is None:
+        return None
+    real = sums.tokens > 0
+    return None if readable(real) and bool(real.all()) else real
+
+
+def in_place(x: Tensor, some: slice, used: int, axis: int, fill: float = 0.0) -> Tensor:
+    """Sums of ``some`` slots, on ``axis``, among those of all ``used`` slots."""
+    ends = [0, 0] * (x.dim() - 1 - axis)
+    return F.pad(x, (*ends, some.start, used - some.stop), value=fill)
 
 
 def check_length(length: int, max_len: int) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from linformers.ops.masks import blank, readable
 from linformers.ops.precision import single, without_autocast
-from linformers.projections.base import KEY, NO_LIMIT, Projection, Slots, Sums
+from linformers.projections.base import KEY, NO_LIMIT, Projection, Slots, Sums, add_to
 
 # A slot that stands for fewer tokens than this takes no part: its mean would be a quotient of rounding errors.
 FEWEST_TOKENS = 1e-20
@@ -77,6 +77,8 @@ class Content(Projection):
         return self.weight if k == self.k else self.weight.unflatten(1, (self.heads, self.k))[..., :k].flatten(1)
 
     def finish(self, sums: Sums) -> Slots:
+        if sums.mass is None:
+            raise TypeError("content slots need the sums of their shares")
         return means_of(sums.content, sums.mass, sums.dtype)
 
     def _used(self, length: int, k: int) -> int:
@@ -148,13 +150,18 @@ class Assigned(NamedTuple):
         """Shorten keys and values."""
         return self(key, keep), self(value, keep)
 
+    def partial(
+        self, x: Tensor, offset: int, length: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
+    ) -> Sums:
+        """The sums over this input, a part of a sequence of ``length``."""
+        x = x if keep is None else blank(x, keep[:, None])
+        return Sums(add_up(self.shares, x), self.shares.sum(2), None, x.dtype)
+
     def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         """Add this input, a chunk, to the sums of the whole sequence."""
-        x = x if keep is None else blank(x, keep[:, None])
-        sums.content.add_(add_up(self.shares, x))
-        sums.mass.add_(self.shares.sum(2))
+        add_to(sums, self.partial(x, offset, self.max_len, keep))
 
 
 def add_up(shares: Tensor, x: Tensor) -> Tensor:

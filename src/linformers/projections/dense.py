@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from linformers.checks import one_of
 from linformers.ops.linformer import multiply, multiply_ones
 from linformers.ops.masks import blank
+from linformers.ops.precision import single
 from linformers.private import has_global_hook
-from linformers.projections.base import KEY, Projection, Slots, Sums
+from linformers.projections.base import Projection, Slots, Sums
 from linformers.projections.resample import stretch
 from linformers.watch import is_watched
 
@@ -87,16 +88,18 @@ class Dense(Projection):
         matrix = self.matrix(part) if k == self.k else self.matrix(part)[..., :k]
         return first_rows(matrix, length)
 
-    def add_chunk(
-        self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
-    ) -> None:
+    def _sums(self, x: Tensor, offset: int, used: int, keep: Tensor | None, part: int, k: int) -> Sums:
         x = x if keep is None else blank(x, keep[:, None])
-        rows = self.matrix(min(part, self.parts - 1))[:, offset : offset + x.shape[2], : sums.content.shape[2]]
-        sums.content.add_(multiply(rows, x))
-        sums.mass.add_(multiply_ones(rows, keep))
+        rows = self.rows(part, offset, x.shape[2], used)
+        dtype = single(x.dtype)
+        return Sums(multiply(rows, x).to(dtype), multiply_ones(rows, keep).to(dtype), None, x.dtype)
 
     def finish(self, sums: Sums) -> Slots:
-        return Slots(sums.content.to(sums.dtype), lambda: sums.mass, None)
+        return super().finish(sums)._replace(keep=None)
+
+    def rows(self, part: int, offset: int, length: int, k: int) -> Tensor:
+        """The rows of E or F for ``length`` positions from ``offset`` on, for ``k`` slots: ``(heads, length, k)``."""
+        return self.matrix(part)[:, offset : offset + length, :k]
 
     def _used(self, length: int, k: int) -> int:
         return k

@@ -6,10 +6,11 @@ Axes: b batch, h heads, s key positions, k slots, w positions of a window, d cha
 import torch
 from torch import Tensor
 
-from linformers.ops.precision import mean_of, weighted_sum
+from linformers.ops.precision import mean_of, single, weighted_sum
 from linformers.ops.seen import segment_owners
 from linformers.ops.segments import filled, member_windows, member_windows_of_chunk
-from linformers.projections.base import KEY, Projection, Slots, Sums
+from linformers.ops.span import Span
+from linformers.projections.base import KEY, Projection, Slots, Sums, filled_slots, in_place
 
 
 class Mean(Projection):
@@ -23,16 +24,14 @@ class Mean(Projection):
     def owners(self, length: int, keep: Tensor | None, k: int, device: torch.device) -> tuple[Tensor, int]:
         return segment_owners(length, self.max_len, k, keep, device), -(-self.max_len // k)
 
-    def add_chunk(
-        self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
-    ) -> None:
-        some, windows, member = member_windows_of_chunk(x, offset, keep, self.max_len, self.k if k is None else k)
-        sums.content[:, 0, some] += weighted_sum(member, windows)
-        sums.tokens[:, some] += member.sum(-1)
+    def _sums(self, x: Tensor, offset: int, used: int, keep: Tensor | None, part: int, k: int) -> Sums:
+        some, windows, member = member_windows_of_chunk(x, offset, keep, self.max_len, k)
+        content = weighted_sum(member, windows).to(single(x.dtype))[:, None]  # (b, 1, m, d)
+        return Sums(in_place(content, some, used, 2), None, in_place(member.sum(-1), some, used, 1), x.dtype)
 
     def finish(self, sums: Sums) -> Slots:
-        total = sums.content / sums.tokens.clamp(min=1)[:, None, :, None]
-        return Slots(total.to(sums.dtype), None, super().finish(sums).keep)
+        total = sums.content / tokens_of(sums).clamp(min=1)[:, None, :, None]
+        return Slots(total.to(sums.dtype), None, filled_slots(sums))
 
 
 class Max(Projection):
@@ -54,11 +53,36 @@ class Max(Projection):
     def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
-        some, windows, member = member_windows_of_chunk(x, offset, keep, self.max_len, self.k if k is None else k)
-        largest = windows.masked_fill(~member[..., None], -torch.inf).amax(2)  # (b, m, d)
-        sums.content[:, 0, some] = torch.maximum(sums.content[:, 0, some], largest)
-        sums.tokens[:, some] += member.sum(-1)
+        k, used = self.k if k is None else k, sums.content.shape[2]
+        more = self._sums(x, offset, used, keep, part, k)
+        torch.maximum(sums.content, more.content, out=sums.content)
+        tokens_of(sums).add_(tokens_of(more))
+
+    def _sums(self, x: Tensor, offset: int, used: int, keep: Tensor | None, part: int, k: int) -> Sums:
+        some, windows, member = member_windows_of_chunk(x, offset, keep, self.max_len, k)
+        windows = windows.masked_fill(~member[..., None], -torch.inf)
+        largest = windows.amax(2)  # (b, m, d)
+        content = in_place(largest.to(single(x.dtype))[:, None], some, used, 2, fill=-torch.inf)
+        ties: Tensor | None = None
+        if content.requires_grad:
+            same = (windows == largest.detach()[:, :, None]) & member[..., None]
+            ties = in_place(same.sum(2)[:, None], some, used, 2)
+        return Sums(content, None, in_place(member.sum(-1), some, used, 1), x.dtype, ties)
+
+    def total(self, sums: list[Sums], span: Span) -> list[Sums]:
+        total = []
+        for one in sums:  # no other number is exchanged with them: the larger one is taken, not the sum
+            content, (tokens,) = span.largest(one.content, one.ties), span.sum(tokens_of(one))
+            total.append(one._replace(content=content, tokens=tokens))
+        return total
 
     def finish(self, sums: Sums) -> Slots:
-        content, _, keep, _ = super().finish(sums)
-        return Slots(content.masked_fill((sums.tokens == 0)[:, None, :, None], 0.0), None, keep)
+        empty = (tokens_of(sums) == 0)[:, None, :, None]
+        return Slots(sums.content.to(sums.dtype).masked_fill(empty, 0.0), None, filled_slots(sums))
+
+
+def tokens_of(sums: Sums) -> Tensor:
+    """The number of tokens in each slot, which sums of pooled segments always have."""
+    if sums.tokens is None:
+        raise TypeError("these sums do not say how many tokens are in each slot")
+    return sums.tokens

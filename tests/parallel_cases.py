@@ -1,0 +1,349 @@
+"""Cases of a sequence over processes, run by ``test_parallel.py``: started once, four processes run all of them, in groups of 2, 3 and 4.
+
+Each process also runs the whole sequence alone, and compares losses and gradients. Run as a script: the results go to a file.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from contextlib import nullcontext
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from model_cases import (
+    CAUSAL,
+    CHANNELS,
+    ENCODERS,
+    VOCABULARY,
+    N,
+    holes,
+    make_classifier,
+    make_lm,
+    make_stack,
+    tokens,
+)
+from torch.utils.checkpoint import checkpoint
+
+from linformers.labels import IGNORED
+from linformers.parallel import gather, sequence_parallel, split, sum_gradients
+
+WORLD = 4
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-5}
+LENGTHS = {2: (21, 17, 16, 2), 3: (21, 20, 3), 4: (21, 19, 4)}  # with k = 7 also n / p = k and k + 1, and n = p
+
+
+class Sequence:
+    """One sequence over ``p`` processes, or whole."""
+
+    def __init__(self, group, p, multiple=1):
+        self.group, self.p, self.multiple = group, p, multiple
+
+    def part(self, x, multiple=None):
+        return None if x is None else split(x, self.group, multiple=multiple or self.multiple)
+
+    def inside(self):
+        return sequence_parallel(self.group)
+
+
+def compare(model, loss, sequence, inputs=()):
+    """Compare ``loss(part, context)``, whole and split, and the gradients of all parameters and of ``inputs``.
+
+    Args:
+        loss: gets a function that takes the own part of a whole tensor, and a context; returns a loss, and whether it is a part of a sum.
+        inputs: whole tensors ``(b, n, ...)`` that want a gradient.
+    """
+    results = {}
+    for name, part, context in (("whole", lambda x, *_: x, nullcontext), ("split", sequence.part, sequence.inside)):
+        model.zero_grad()
+        for x in inputs:
+            x.grad = None
+        with context():
+            value, is_part = loss(part)
+        value.backward()
+        value = value.detach()
+        if name == "split":
+            sum_gradients(model, sequence.group)
+            for x in inputs:  # each process fills its own positions
+                dist.all_reduce(x.grad, group=sequence.group)
+            if is_part:
+                dist.all_reduce(value, group=sequence.group)
+        gradients = {n: p.grad for n, p in model.named_parameters()} | {
+            f"input {i}": x.grad for i, x in enumerate(inputs)
+        }
+        results[name] = value, {n: None if g is None else g.clone() for n, g in gradients.items()}
+    (whole, expected), (found, gradients) = results["whole"], results["split"]
+    tolerance = TOLERANCE[whole.dtype]
+    largest = max(float(g.abs().max()) for g in expected.values() if g is not None and g.numel())
+    assert abs(float(found - whole)) <= tolerance * max(1.0, abs(float(whole))), f"loss {found} instead of {whole}"
+    for name, g in expected.items():
+        other = gradients[name]
+        if g is None or other is None:
+            assert g is other or not (g if other is None else other).any(), f"{name} has a gradient in one of them only"
+            continue
+        error = float((g - other).abs().max()) / largest if g.numel() else 0.0
+        assert error <= tolerance, f"gradient of {name}: error {error:.2g} of the largest"
+
+
+def run_stack(sequence, options, n=N, masked=False, dtype=torch.float64, b=2):
+    model = make_stack(options).to(dtype)
+    x = torch.randn(b, n, CHANNELS, dtype=dtype, requires_grad=True)
+    weights = torch.randn(b, n, CHANNELS, dtype=dtype)
+    mask = holes(b, n) if masked else None
+    if masked and options.get("causal"):
+        mask[:, 0] = True
+
+    def loss(part):
+        y = model(part(x), part(mask))
+        y = y if mask is None else y.masked_fill(~part(mask)[..., None], 0.0)
+        return (y * part(weights)).sum(), True
+
+    compare(model, loss, sequence, [x])
+
+
+def run_lm(sequence, model, n=N, masked=False, b=2):
+    ids, labels = tokens(b, n), tokens(b, n)
+    labels[:, 1::2] = IGNORED
+    mask = holes(b, n) if masked else None
+    if masked and model.body.linformer.causal:
+        mask[:, 0] = True
+    if masked:
+        labels = labels.masked_fill(~mask, IGNORED)
+    count = (labels != IGNORED).sum()
+
+    def loss(part):
+        logits = model(part(ids), part(mask))
+        return F.cross_entropy(logits.flatten(0, 1), part(labels).flatten(), reduction="sum") / count, True
+
+    compare(model, loss, sequence)
+
+
+def run_classifier(sequence, model, n=N, masked=False, b=3):
+    ids, classes = tokens(b, n), torch.arange(b)
+    mask = holes(b, n) if masked else None
+    if masked:
+        mask[0] = False  # a row without a real token
+        mask[1, : n // 2] = False
+
+    def loss(part):
+        return F.cross_entropy(model(part(ids), part(mask)), classes), False
+
+    compare(model, loss, sequence)
+
+
+def fails(message, run, *args, **more):
+    try:
+        run(*args, **more)
+        found = "no error"
+    except ValueError as error:
+        found = str(error)
+    assert message in found, f"{found}; expected: {message}"
+
+
+CASES = {}
+
+
+def case(name, p, multiple=1):
+    """Register a test of a group of ``p`` processes."""
+
+    def register(run):
+        assert (name, p) not in CASES
+        CASES[name, p] = run, multiple
+        return run
+
+    return register
+
+
+def in_turn(cases, run, multiple=lambda options: 1):
+    """Run every case for one p, without and with a mask in turn."""
+    for i, (name, options) in enumerate(cases.items()):
+        p = 2 + i % 3
+        lengths = [n for n in LENGTHS[p] if -(-n // multiple(options)) >= p] or [N]
+        for masked in (False, True):
+            n = lengths[(i // 3 + masked) % len(lengths)]
+
+            def one(sequence, options=options, n=n, masked=masked):
+                run(sequence, options, n=n, masked=masked)
+
+            case(f"{name}, n={n}{', masked' * masked}", p, multiple(options))(one)
+
+
+def blocks_of(options):
+    return options.get("block_size", options.get("local_window", 1))
+
+
+SLOTS = {
+    f"encoder, {name}": options
+    for name, options in ENCODERS.items()
+    if not {"local_window", "local_kernel", "full_attention", "reversible", "checkpoint_level"} & set(options)
+    and options.get("attention", "linformer") == "linformer"
+} | {
+    "encoder, content": {"method": "content"},
+    "encoder, content, sharing none": {"method": "content", "parameter_sharing": "none", "qkv_bias": True},
+    "encoder, content, rotary": {"method": "content", "parameter_sharing": "kv", "rotary": True, "dim_d": 6},
+    "encoder, biases, sharing kv": {"qkv_bias": True, "parameter_sharing": "kv"},
+    "encoder, many slots": {"dim_k": 19, "method": "mean"},
+}
+in_turn(SLOTS, run_stack)
+
+NEAR = {
+    f"encoder, {name}": options
+    for name, options in ENCODERS.items()
+    if {"local_window", "local_kernel", "reversible", "checkpoint_level"} & set(options)
+    and options.get("attention") != "full"
+    and "full_attention" not in options
+} | {
+    "encoder, wide kernel": {"local_kernel": 13, "norm": "pre"},
+    "encoder, window, content": {"local_window": 2, "method": "content"},
+    "encoder, window, content, heads": {"local_window": 1, "method": "content", "parameter_sharing": "none"},
+}
+in_turn(NEAR, run_stack, blocks_of)
+
+BLOCKS = {
+    f"causal, {name}": options
+    for name, options in CAUSAL.items()
+    if options.get("attention") != "full" and "full_attention" not in options and name != "one block"
+} | {
+    "causal, content": {"causal": True, "block_size": 3, "method": "content", "local_kernel": 3},
+    "causal, content, small blocks": {
+        "causal": True,
+        "block_size": 1,
+        "method": "content",
+        "parameter_sharing": "none",
+    },
+    "causal, content, reversible": {
+        "causal": True,
+        "block_size": 2,
+        "method": "content",
+        "norm": "pre",
+        "reversible": True,
+    },
+    "causal, content C1": {
+        "causal": True,
+        "block_size": 5,
+        "method": "content",
+        "norm": "pre",
+        "checkpoint_level": "C1",
+    },
+}
+in_turn(BLOCKS, run_stack, blocks_of)
+
+for p in (2, 3, 4):
+    for masked in (False, True):
+        more = ", masked" * masked
+
+        @case(f"mlm{more}", p)
+        def _(sequence, masked=masked, p=p):
+            options = {
+                2: {"positions": "learned"},
+                3: {"positions": "sinusoidal"},
+                4: {"positions": "rotary", "dim_d": 6},
+            }
+            run_lm(sequence, make_lm(local_kernel=0, tie_weights=masked, **options[p]), masked=masked)
+
+        for pooling in ("mean", "first", "attention"):
+
+            @case(f"classifier, {pooling}{more}", p)
+            def _(sequence, masked=masked, pooling=pooling):
+                run_classifier(sequence, make_classifier(local_kernel=0, pooling=pooling), masked=masked)
+
+    @case("float32", p)
+    def _(sequence):
+        run_stack(sequence, {"parameter_sharing": "headwise", "norm": "pre", "qkv_bias": True}, dtype=torch.float32)
+
+    @case("equal values, max", p)
+    def _(sequence):
+        torch.manual_seed(1)
+        model = make_lm(method="max", positions="none", local_kernel=0)
+        ids = torch.randint(2, (2, N))
+        compare(model, lambda part: (model(part(ids)).square().sum(), True), sequence)
+
+    @case("a mask in some processes only", p)
+    def _(sequence):
+        model, ids = make_lm(local_kernel=0), tokens(2, N)
+        mask = torch.ones(2, N, dtype=torch.bool)
+        mask[1, N - 2 :] = False
+
+        def loss(part):
+            own = part(mask)
+            y = model(part(ids), None if own.all() else own)
+            return y.masked_fill(~own[..., None], 0.0).square().sum(), True
+
+        compare(model, loss, sequence)
+
+    @case("splits and gathers", p)
+    def _(sequence, p=p):
+        x = torch.randn(2, 11, 3, requires_grad=True)
+        own = sequence.part(x)
+        assert abs(own.shape[1] - 11 / p) < 1
+        whole = gather(own, sequence.group)
+        assert torch.equal(whole, x)
+        (whole * (1 + dist.get_rank(sequence.group))).sum().backward()
+        dist.all_reduce(x.grad, group=sequence.group)
+        assert torch.equal(x.grad, torch.full_like(x, p * (p + 1) / 2))
+        assert torch.equal(gather(sequence.part(x.detach() > 0), sequence.group), x > 0)
+
+    @case("disagreement is the same error everywhere", p)
+    def _(sequence, p=p):
+        rank = dist.get_rank(sequence.group)
+        model, x = make_stack({}), torch.randn(2, N, CHANNELS, dtype=torch.float64)
+        with sequence.inside():
+            sizes = ", ".join(["3", *["2"] * (p - 1)])
+            fails(f"batches of different sizes {sizes}", model, torch.cat([x, x])[: 2 + (rank == 0)])
+            with torch.no_grad() if rank == 1 else nullcontext():
+                fails("passes with gradients (1) and without (0) 1, 0", model, x[:, :3])
+            other = make_stack({"norm": "pre"}) if rank == 0 else model
+            fails("models of different configurations", other, x[:, :3])
+            fails("got a sequence of 3 positions for", model, x[:, : 3 * (rank == 0)])
+            fails(
+                f"got a sequence of {6 * p}, but the model was built for at most input_size=21", model, x[:, :6]
+            ) if p == 4 else None
+            wrong = tokens(2, 5) + (VOCABULARY if rank == p - 1 else 0)
+            fails(f"process {p - 1} of the sequence: token ids must be from 0 to 16", make_lm(), wrong)
+        fails(
+            f"got a sequence of 1 positions for {p} processes; each needs at least one position",
+            sequence.part,
+            x[:, :1],
+        )
+
+
+def work(rank, store, out):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=20)
+    )
+    groups = {p: dist.new_group(list(range(p)), timeout=timedelta(seconds=20)) for p in (2, 3, 4)}
+    results, failed = {}, None
+    chosen = os.environ.get("CASES", "")
+    for (name, p), (run, multiple) in CASES.items():
+        if rank < p and chosen in name:
+            start = time.monotonic()
+            torch.manual_seed(hash_of(name))
+            try:
+                run(Sequence(groups[p], p, multiple))
+            except RuntimeError:  # of torch.distributed: the processes are not at the same place any more
+                print(f"process {rank} in {name}, p={p}", file=sys.stderr)
+                raise
+            except Exception:
+                failed = traceback.format_exc()
+            count = torch.tensor([float(failed is not None)])
+            dist.all_reduce(count, group=groups[p])
+            results[f"{name}, p={p}"] = {"error": failed if count else None, "seconds": time.monotonic() - start}
+            failed = None
+    with open(f"{out}.{rank}", "w") as file:
+        json.dump(results, file)
+    dist.destroy_process_group()
+
+
+def hash_of(name):
+    return sum(i * ord(c) for i, c in enumerate(name))
+
+
+if __name__ == "__main__":
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    checkpoint(torch.neg, torch.zeros(1), use_reentrant=False)  # its imports take long: once, not in every process
+    mp.start_processes(work, (sys.argv[1], sys.argv[2]), nprocs=WORLD, start_method="fork")
