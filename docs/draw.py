@@ -12,7 +12,7 @@ from typing import Any
 from linformers.experiments import figures
 
 HERE = Path(__file__).parent
-KINDS = ("learned E", "content slots", "opened slots")
+KINDS = ("content slots", "opened slots")
 # The contenders at k = n/4, by their names in the files; the tasks in the order of the page.
 TASKS = {
     "recall": "recall over a gap (causal)",
@@ -29,7 +29,7 @@ def kind_of(changes: dict[str, Any]) -> str | None:
         return None
     if changes.get("open_slots"):
         return "opened slots"
-    return {"content": "content slots", "mean": None}.get(changes.get("method", ""), "learned E")
+    return "content slots" if changes.get("method") == "content" else None
 
 
 def share(task: str, line: dict[str, Any], lines: list[dict[str, Any]]) -> float | None:
@@ -62,9 +62,9 @@ def choosing() -> None:
         axis = figure.subplots()
         for i, kind in enumerate(KINDS):
             places = [
-                (j + 0.27 * (i - 1), found[task][kind]) for j, task in enumerate(TASKS) if kind in found.get(task, {})
+                (j + 0.36 * (i - 0.5), found[task][kind]) for j, task in enumerate(TASKS) if kind in found.get(task, {})
             ]
-            bars = axis.bar([x for x, _ in places], [max(0.0, y) for _, y in places], 0.25, label=kind)
+            bars = axis.bar([x for x, _ in places], [max(0.0, y) for _, y in places], 0.34, label=kind)
             axis.bar_label(bars, [f"{100 * y:.0f}" for _, y in places], fontsize=8)
         axis.axhline(1, color=figures.INK, linewidth=1, linestyle="--")
         axis.set_xticks(range(len(TASKS)), [name.replace(" (", "\n(") for name in TASKS.values()])
