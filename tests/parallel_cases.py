@@ -65,17 +65,19 @@ def case(name, p, multiple=1):
 
 
 def in_turn(cases, run, multiple=lambda options: 1):
-    """Run every case for one p, without and with a mask in turn."""
+    """Run every case for one p, without or with a mask in turn; plain ones for every p with both."""
     for i, (name, options) in enumerate(cases.items()):
-        p = 2 + i % 3
-        lengths = [n for n in LENGTHS[p] if -(-n // multiple(options)) >= p] or [N]
-        for masked in (False, True):
-            n = lengths[(i // 3 + masked) % len(lengths)]
+        for p in (2, 3, 4):
+            lengths = [n for n in LENGTHS[p] if -(-n // multiple(options)) >= p] or [N]
+            for masked in (False, True):
+                if not name.endswith("plain") and (i % 3 != p - 2 or (i + i // 3) % 2 != masked):
+                    continue
+                n = lengths[(i // 3 + masked) % len(lengths)]
 
-            def one(sequence, options=options, n=n, masked=masked):
-                run(sequence, options, n=n, masked=masked)
+                def one(sequence, options=options, n=n, masked=masked):
+                    run(sequence, options, n=n, masked=masked)
 
-            case(f"{name}, n={n}{', masked' * masked}", p, multiple(options))(one)
+                case(f"{name}, n={n}{', masked' * masked}", p, multiple(options))(one)
 
 
 def blocks_of(options):
@@ -256,9 +258,9 @@ for p in (2, 3, 4):
 def work(rank, store, out):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=20)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=100)
     )
-    groups = {p: dist.new_group(list(range(p)), timeout=timedelta(seconds=20)) for p in (2, 3, 4)}
+    groups = {p: dist.new_group(list(range(p)), timeout=timedelta(seconds=100)) for p in (2, 3, 4)}
     results, failed = {}, None
     chosen = os.environ.get("CASES", "")
     for (name, p), (run, multiple) in CASES.items():
