@@ -14,134 +14,40 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import torch.nn.functional as F
 from model_cases import (
     CAUSAL,
     CHANNELS,
     ENCODERS,
     VOCABULARY,
+    C,
     N,
-    holes,
+    make_causal_lm,
     make_classifier,
+    make_encdec,
     make_lm,
     make_stack,
+    prepare,
     tokens,
+)
+from parallel_checks import (
+    Sequence,
+    bytes_of_step,
+    compare,
+    fails,
+    run_classifier,
+    run_encdec,
+    run_exact,
+    run_lm,
+    run_owned,
+    run_stack,
 )
 from torch.utils.checkpoint import checkpoint
 
-from linformers.labels import IGNORED
-from linformers.parallel import gather, sequence_parallel, split, sum_gradients
+from linformers import LinformerLM, make_projection
+from linformers.parallel import gather, own_rows
 
 WORLD = 4
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-5}
 LENGTHS = {2: (21, 17, 16, 2), 3: (21, 20, 3), 4: (21, 19, 4)}  # with k = 7 also n / p = k and k + 1, and n = p
-
-
-class Sequence:
-    """One sequence over ``p`` processes, or whole."""
-
-    def __init__(self, group, p, multiple=1):
-        self.group, self.p, self.multiple = group, p, multiple
-
-    def part(self, x, multiple=None):
-        return None if x is None else split(x, self.group, multiple=multiple or self.multiple)
-
-    def inside(self):
-        return sequence_parallel(self.group)
-
-
-def compare(model, loss, sequence, inputs=()):
-    """Compare ``loss(part, context)``, whole and split, and the gradients of all parameters and of ``inputs``.
-
-    Args:
-        loss: gets a function that takes the own part of a whole tensor, and a context; returns a loss, and whether it is a part of a sum.
-        inputs: whole tensors ``(b, n, ...)`` that want a gradient.
-    """
-    results = {}
-    for name, part, context in (("whole", lambda x, *_: x, nullcontext), ("split", sequence.part, sequence.inside)):
-        model.zero_grad()
-        for x in inputs:
-            x.grad = None
-        with context():
-            value, is_part = loss(part)
-        value.backward()
-        value = value.detach()
-        if name == "split":
-            sum_gradients(model, sequence.group)
-            for x in inputs:  # each process fills its own positions
-                dist.all_reduce(x.grad, group=sequence.group)
-            if is_part:
-                dist.all_reduce(value, group=sequence.group)
-        gradients = {n: p.grad for n, p in model.named_parameters()} | {
-            f"input {i}": x.grad for i, x in enumerate(inputs)
-        }
-        results[name] = value, {n: None if g is None else g.clone() for n, g in gradients.items()}
-    (whole, expected), (found, gradients) = results["whole"], results["split"]
-    tolerance = TOLERANCE[whole.dtype]
-    largest = max(float(g.abs().max()) for g in expected.values() if g is not None and g.numel())
-    assert abs(float(found - whole)) <= tolerance * max(1.0, abs(float(whole))), f"loss {found} instead of {whole}"
-    for name, g in expected.items():
-        other = gradients[name]
-        if g is None or other is None:
-            assert g is other or not (g if other is None else other).any(), f"{name} has a gradient in one of them only"
-            continue
-        error = float((g - other).abs().max()) / largest if g.numel() else 0.0
-        assert error <= tolerance, f"gradient of {name}: error {error:.2g} of the largest"
-
-
-def run_stack(sequence, options, n=N, masked=False, dtype=torch.float64, b=2):
-    model = make_stack(options).to(dtype)
-    x = torch.randn(b, n, CHANNELS, dtype=dtype, requires_grad=True)
-    weights = torch.randn(b, n, CHANNELS, dtype=dtype)
-    mask = holes(b, n) if masked else None
-    if masked and options.get("causal"):
-        mask[:, 0] = True
-
-    def loss(part):
-        y = model(part(x), part(mask))
-        y = y if mask is None else y.masked_fill(~part(mask)[..., None], 0.0)
-        return (y * part(weights)).sum(), True
-
-    compare(model, loss, sequence, [x])
-
-
-def run_lm(sequence, model, n=N, masked=False, b=2):
-    ids, labels = tokens(b, n), tokens(b, n)
-    labels[:, 1::2] = IGNORED
-    mask = holes(b, n) if masked else None
-    if masked and model.body.linformer.causal:
-        mask[:, 0] = True
-    if masked:
-        labels = labels.masked_fill(~mask, IGNORED)
-    count = (labels != IGNORED).sum()
-
-    def loss(part):
-        logits = model(part(ids), part(mask))
-        return F.cross_entropy(logits.flatten(0, 1), part(labels).flatten(), reduction="sum") / count, True
-
-    compare(model, loss, sequence)
-
-
-def run_classifier(sequence, model, n=N, masked=False, b=3):
-    ids, classes = tokens(b, n), torch.arange(b)
-    mask = holes(b, n) if masked else None
-    if masked:
-        mask[0] = False  # a row without a real token
-        mask[1, : n // 2] = False
-
-    def loss(part):
-        return F.cross_entropy(model(part(ids), part(mask)), classes), False
-
-    compare(model, loss, sequence)
-
-
-def fails(message, run, *args, **more):
-    try:
-        run(*args, **more)
-        found = "no error"
-    except ValueError as error:
-        found = str(error)
-    assert message in found, f"{found}; expected: {message}"
 
 
 CASES = {}
@@ -159,17 +65,19 @@ def case(name, p, multiple=1):
 
 
 def in_turn(cases, run, multiple=lambda options: 1):
-    """Run every case for one p, without and with a mask in turn."""
+    """Run every case for one p, without or with a mask in turn; plain ones for every p with both."""
     for i, (name, options) in enumerate(cases.items()):
-        p = 2 + i % 3
-        lengths = [n for n in LENGTHS[p] if -(-n // multiple(options)) >= p] or [N]
-        for masked in (False, True):
-            n = lengths[(i // 3 + masked) % len(lengths)]
+        for p in (2, 3, 4):
+            lengths = [n for n in LENGTHS[p] if -(-n // multiple(options)) >= p] or [N]
+            for masked in (False, True):
+                if not name.endswith("plain") and (i % 3 != p - 2 or (i + i // 3) % 2 != masked):
+                    continue
+                n = lengths[(i // 3 + masked) % len(lengths)]
 
-            def one(sequence, options=options, n=n, masked=masked):
-                run(sequence, options, n=n, masked=masked)
+                def one(sequence, options=options, n=n, masked=masked):
+                    run(sequence, options, n=n, masked=masked)
 
-            case(f"{name}, n={n}{', masked' * masked}", p, multiple(options))(one)
+                case(f"{name}, n={n}{', masked' * masked}", p, multiple(options))(one)
 
 
 def blocks_of(options):
@@ -251,6 +159,16 @@ for p in (2, 3, 4):
             def _(sequence, masked=masked, pooling=pooling):
                 run_classifier(sequence, make_classifier(local_kernel=0, pooling=pooling), masked=masked)
 
+        @case(f"clm{more}", p, multiple=C)
+        def _(sequence, masked=masked, p=p):
+            options = {2: {"positions": "learned"}, 3: {"method": "content"}, 4: {"positions": "rotary", "dim_d": 6}}
+            run_lm(sequence, make_causal_lm(local_kernel=4, **options[p]), masked=masked)
+
+        @case(f"seq2seq{more}", p, multiple=3)
+        def _(sequence, masked=masked, p=p):
+            options = {2: {}, 3: {"method": "content"}, 4: {"parameter_sharing": "none", "reversible": True}}
+            run_encdec(sequence, make_encdec(**options[p]), masked)
+
     @case("float32", p)
     def _(sequence):
         run_stack(sequence, {"parameter_sharing": "headwise", "norm": "pre", "qkv_bias": True}, dtype=torch.float32)
@@ -287,6 +205,32 @@ for p in (2, 3, 4):
         assert torch.equal(x.grad, torch.full_like(x, p * (p + 1) / 2))
         assert torch.equal(gather(sequence.part(x.detach() > 0), sequence.group), x > 0)
 
+    @case("rows of E and positions where their positions are", p)
+    def _(sequence):
+        for options in ({}, {"parameter_sharing": "none"}, {"parameter_sharing": "headwise", "qkv_bias": True}):
+            run_owned(sequence, make_lm(positions="learned", **options))
+
+    @case("the projection step is exact", p)
+    def _(sequence):
+        for method in ("learnable", "mean", "convolution", "max", "no_params"):
+            for sharing in ("none", "kv"):
+                run_exact(sequence, make_projection(N, 7, heads=2, sharing=sharing, method=method))
+
+    @case("bytes of a training step do not grow with the length", p)
+    def _(sequence):
+        sizes = {"channels": CHANNELS, "dim_k": 5, "nhead": 2, "depth": 2, "local_kernel": 3}
+        for options in ({"method": "content"}, {"method": "content", "causal": True, "block_size": 2}):
+            model = prepare(LinformerLM(VOCABULARY, None, **sizes, **options))
+            how = {"multiple": options.get("block_size", 1)}
+            short, long = (bytes_of_step(sequence, model, n, **how) for n in (32, 256))
+            assert short == long
+        found = []
+        for n in (32, 256):
+            model = prepare(LinformerLM(VOCABULARY, n, positions="learned", qkv_bias=True, **sizes))
+            own_rows(model, sequence.group)
+            found.append(bytes_of_step(sequence, model, n, length=n))
+        assert found[0] == found[1]
+
     @case("disagreement is the same error everywhere", p)
     def _(sequence, p=p):
         rank = dist.get_rank(sequence.group)
@@ -314,9 +258,9 @@ for p in (2, 3, 4):
 def work(rank, store, out):
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=20)
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=100)
     )
-    groups = {p: dist.new_group(list(range(p)), timeout=timedelta(seconds=20)) for p in (2, 3, 4)}
+    groups = {p: dist.new_group(list(range(p)), timeout=timedelta(seconds=100)) for p in (2, 3, 4)}
     results, failed = {}, None
     chosen = os.environ.get("CASES", "")
     for (name, p), (run, multiple) in CASES.items():

@@ -17,6 +17,7 @@ Axes: b batch, n positions, p processes.
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,7 +26,11 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
-from linformers.ops.span import Check, Span, read_by
+from linformers.models.stack import Linformer
+from linformers.models.tokens import TokenStack
+from linformers.nn.layer import Layer
+from linformers.ops.span import Check, Owned, Span, read_by
+from linformers.projections.dense import Dense
 
 Group = DeviceMesh | dist.ProcessGroup
 
@@ -47,7 +52,7 @@ def sequence_parallel(mesh: Group) -> Iterator[None]:
         yield
 
 
-def split(x: Tensor, mesh: Group, *, dim: int = 1, multiple: int = 1) -> Tensor:
+def split(x: Tensor, mesh: Group, *, dim: int = 1, multiple: int = 1, length: int | None = None) -> Tensor:
     """The positions of ``x`` that belong to this process: parts of nearly equal length, in order.
 
     Args:
@@ -55,18 +60,25 @@ def split(x: Tensor, mesh: Group, *, dim: int = 1, multiple: int = 1) -> Tensor:
         mesh: that of :func:`sequence_parallel`.
         dim: the axis of the positions.
         multiple: split only at multiples of this: the block of a model that is causal or has a ``local_window``.
+        length: split where a sequence of this length would be split: the longest input of a model with :func:`own_rows`.
 
     Raises:
         ValueError: if there are fewer positions, or blocks, than processes.
     """
     group = _group(mesh)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
-    length = x.shape[dim]
-    units = -(-length // multiple)
-    if units < size:
-        raise ValueError(_too_short(length, size, multiple))
-    start, stop = (min(length, (units * r // size) * multiple) for r in (rank, rank + 1))
+    found = [(start, min(stop, x.shape[dim])) for start, stop in _bounds(length or x.shape[dim], size, multiple)]
+    if any(start >= stop for start, stop in found):
+        raise ValueError(_too_short(x.shape[dim], size, multiple))
+    start, stop = found[rank]
     return x.narrow(dim, start, stop - start)
+
+
+def _bounds(length: int, size: int, multiple: int = 1) -> list[tuple[int, int]]:
+    """The first position of each process, and the one after its last."""
+    units = -(-length // multiple)
+    at = [min(length, units * r // size * multiple) for r in range(size + 1)]
+    return list(pairwise(at))
 
 
 def gather(x: Tensor, mesh: Group, *, dim: int = 1) -> Tensor:
@@ -86,10 +98,61 @@ def gather(x: Tensor, mesh: Group, *, dim: int = 1) -> Tensor:
     return _Sum.apply(whole, group)
 
 
+def own_rows(model: nn.Module, mesh: Group, *, multiple: int = 1) -> None:
+    """Keep, of every learned E and of learned positions, only the rows of the positions that :func:`split` gives this process.
+
+    Then what a training step exchanges does not grow with the length. To be called before an optimiser is made: the parameters are replaced. Sequences
+    must then be split with ``length``, the longest input. In causal stacks all blocks share their projections, which stay whole.
+
+    Args:
+        multiple: as for :func:`split`.
+    """
+    group = _group(mesh)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    for module, holder, name in _with_rows(model):
+        weight = getattr(module, name)
+        owned = Owned(tuple(_bounds(len(weight), size, multiple)), rank)
+        if any(start >= stop for start, stop in owned.bounds):
+            raise ValueError(_too_short(len(weight), size, multiple))
+        start, stop = owned.bounds[rank]
+        setattr(module, name, nn.Parameter(weight.detach()[start:stop].clone(), weight.requires_grad))
+        holder.owned = module.owned = owned  # type: ignore[assignment]
+
+
+def gather_rows(model: nn.Module, mesh: Group) -> None:
+    """Undo :func:`own_rows`: every process has all rows again, for example to save the model."""
+    for module, holder, name in _with_rows(model):
+        if getattr(module, "owned", None) is not None:
+            weight = getattr(module, name)
+            setattr(module, name, nn.Parameter(gather(weight.detach(), mesh, dim=0), weight.requires_grad))
+            holder.owned = module.owned = None  # type: ignore[assignment]
+
+
+def owned_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that have only the rows of this process: their gradients are complete, and are not to be exchanged with other processes."""
+    return [getattr(module, name) for module, _, name in _with_rows(model) if getattr(module, "owned", None)]
+
+
+def _with_rows(model: nn.Module) -> list[tuple[nn.Module, nn.Module, str]]:
+    """The modules with one learned row for each position of a sequence, the modules that use their rows, and the names of their parameters."""
+    found: dict[int, tuple[nn.Module, nn.Module, str]] = {}
+    for module in model.modules():
+        if isinstance(module, TokenStack) and isinstance(module.pos_emb, nn.Embedding):
+            found[id(module.pos_emb)] = module.pos_emb, module, "weight"
+        if isinstance(module, Linformer):
+            layers = [layer for layer in module.layers if isinstance(layer, Layer)]
+            attentions = [layer.cross for layer in layers] + [layer.attention for layer in layers if not module.causal]
+            own = [attention.projection for attention in attentions if attention is not None]
+            for projection in (*own, module.context_projection, None if module.causal else module.projection):
+                if type(projection) is Dense and isinstance(projection.weight, nn.Parameter):
+                    found[id(projection)] = projection, projection, "weight"
+    return list(found.values())
+
+
 def sum_gradients(model: nn.Module, mesh: Group) -> None:
     """Add up the gradients of all processes of a sequence, in place, so that each has those of the whole sequence."""
-    group = _group(mesh)
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    group, own = _group(mesh), {id(p) for p in owned_parameters(model)}
+    gradients = [p.grad for p in model.parameters() if p.grad is not None and id(p) not in own]
     for dtype in sorted({g.dtype for g in gradients}, key=str):
         some = [g for g in gradients if g.dtype == dtype]
         total = torch.cat([g.flatten() for g in some])
@@ -258,6 +321,8 @@ def fingerprint(model: nn.Module) -> int:
     """A number that differs if two models have different modules, sizes, options, dtypes or modes; it does not depend on their weights."""
     digest = hashlib.sha256()
     for name, module in model.named_modules():
+        if getattr(module, "owned", None) is not None and not isinstance(module, TokenStack):
+            continue  # its sizes are those of this process
         options = {key: value for key, value in vars(module).items() if isinstance(value, int | float | str)}
         tensors = [
             (key, tuple(p.shape), str(p.dtype), p.requires_grad) for key, p in module.named_parameters(recurse=False)

@@ -23,6 +23,7 @@ from linformers.models.tokens import TokenStack
 from linformers.nn.attention import Attention
 from linformers.nn.layer import Layer, Trace
 from linformers.ops.masks import blank, readable
+from linformers.ops.span import add_up
 from linformers.private import is_initialized
 from linformers.projections.base import Projection
 
@@ -301,11 +302,12 @@ def token_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None
     """Mean cross-entropy of ``(..., v)`` logits over the labels that are not -100.
 
     Args:
-        count: divide by this instead of the number of labels: that of all batches whose gradients are accumulated.
+        count: divide by this instead of the number of labels: that of all batches whose gradients are accumulated. The labels of a sequence
+            that is split over processes are all counted, and the losses of the processes add up.
     """
     labels = labels.to(logits.device).flatten()
     total = F.cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
-    count = (labels != IGNORED).sum().clamp(min=1) if count is None else count
+    count = add_up((labels != IGNORED).sum()).clamp(min=1) if count is None else count
     return total / (count.to(total.device) if isinstance(count, Tensor) else count)
 
 

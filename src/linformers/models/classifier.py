@@ -14,7 +14,7 @@ from linformers.models.options import ClassifierOptions, TokenOptions, arguments
 from linformers.models.tokens import TokenStack
 from linformers.ops.masks import blank
 from linformers.ops.precision import mean_of, single, weighted_sum
-from linformers.ops.span import WHOLE, Span, enter
+from linformers.ops.span import WHOLE, Span, enter, refuse
 
 
 class LinformerClassifier(nn.Module):
@@ -61,7 +61,9 @@ def pool(x: Tensor, keep: Tensor, *, first: bool = False, weigh: nn.Module | Non
         weigh: take the mean weighted by the softmax of this map to one channel.
         span: the part of the sequence that ``x`` is; every process gets the vector of the whole sequence.
     """
-    if not span.whole:
+    if span.whole:
+        refuse("pooling in a model that does not hand on its span")
+    else:
         return _pool_across(x, keep, first, weigh, span)
     if first:
         return x[torch.arange(len(x), device=x.device), keep.int().argmax(1)]

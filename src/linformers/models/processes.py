@@ -38,14 +38,24 @@ def check_split(
             raise ValueError(_refused("need_weights=True with exact neighbours; ask for the weights in one process"))
         for why in _obstacles(attention, shared):
             raise ValueError(_refused(why))
+    for attention in found:
+        _check_rows(attention, shared, span)
     check_blocks(span, sorted({attention.block for attention in found if attention.block}))
 
 
-def check_context(crosses: Iterable[Attention], shared: Projection | None) -> None:
+def check_context(crosses: Iterable[Attention], shared: Projection | None, span: Span) -> None:
     """Raise a ValueError, the same in every process, if a context that is split over processes cannot be prepared for these layers."""
     for cross in crosses:
         for why in _obstacles(cross, shared):
             raise ValueError(_refused(why))
+        _check_rows(cross, shared, span)
+
+
+def _check_rows(attention: Attention, shared: Projection | None, span: Span) -> None:
+    """Raise a ValueError, the same in every process, if some process does not have the rows of E of its positions."""
+    projection = shared if attention.projection is None else attention.projection
+    if isinstance(projection, Dense) and projection.owned is not None:
+        projection.owned.check(span)
 
 
 def _obstacles(attention: Attention, shared: Projection | None) -> Iterator[str]:

@@ -231,7 +231,7 @@ class Linformer(nn.Module):
             )
         crosses = [layer.cross for layer in self._each() if layer.cross is not None]
         if not span.whole:
-            check_context(crosses, self.context_projection)
+            check_context(crosses, self.context_projection, span)
             mask = span.keep(mask, context)
         context = blank(context, mask)
         more = {} if span.whole else {"span": span}

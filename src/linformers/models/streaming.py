@@ -13,6 +13,7 @@ from torch import Tensor
 from linformers.models.chunks import Rows, read, run_in_chunks
 from linformers.models.stack import Linformer
 from linformers.ops.masks import check_mask
+from linformers.ops.span import refuse
 
 
 @torch.no_grad()
@@ -54,6 +55,7 @@ def stream(
         >>> torch.allclose(stream(model, x, chunk=512), model(x), atol=1e-5)
         True
     """
+    refuse("stream")
     if not hasattr(model, "obstacle_to_chunks"):  # a compiled Linformer has it too
         raise TypeError(f"stream runs a linformers.Linformer, whose inputs are features; got {type(model).__name__}")
     if (why := model.obstacle_to_chunks()) is not None:

@@ -20,7 +20,7 @@ from linformers.nn.memory import Memory
 from linformers.nn.positions import SinusoidalPositions
 from linformers.nn.state import DecodingState
 from linformers.ops.masks import align_left, check_mask, readable, take
-from linformers.ops.span import Span, enter, refuse
+from linformers.ops.span import Owned, Span, enter, refuse
 
 
 class TokenStack(nn.Module):
@@ -50,6 +50,7 @@ class TokenStack(nn.Module):
             if options.input_size is None:
                 raise ValueError("positions='learned' needs a maximum length; give input_size, or use other positions")
             self.pos_emb = nn.Embedding(options.input_size, self.emb_dim)
+        self.owned: Owned | None = None  # which rows of learned positions this process has, if not all
         self.dropout_tokens = Dropout(options.dropout_tokens)
         self.linformer = Linformer(**arguments(options, StackOptions))
         self.project_in = nn.Linear(self.emb_dim, channels) if self.emb_dim != channels else None
@@ -85,6 +86,8 @@ class TokenStack(nn.Module):
         """:meth:`forward` for tokens that are embedded already, ``(b, n, emb_dim)``."""
         span = enter(self, embedded, mask, lambda: check_mask(mask, tuple(embedded.shape[:2])), span)
         self.linformer.check_length(embedded.shape[1] if span.whole else span.total)
+        if self.owned is not None:
+            self.owned.check(span)
         undo = None
         if (
             mask is not None and self.linformer.causal and span.whole
@@ -122,6 +125,7 @@ class TokenStack(nn.Module):
     def _place(self, x: Tensor, positions: Tensor) -> Tensor:
         """Add position embeddings, and map to the channels of the stack."""
         if self.pos_emb is not None:
+            positions = positions if self.owned is None else positions - self.owned.start
             x = x + self.pos_emb(positions).to(x.dtype)
         x = self.dropout_tokens(x)
         return x if self.project_in is None else self.project_in(x)

@@ -17,6 +17,7 @@ from linformers.nn.torch_maps import TorchMaps
 from linformers.ops.blocks import block_sizes, content_block
 from linformers.ops.heads import join_heads, to_heads
 from linformers.ops.masks import align_left, blank, check_causal_mask, take
+from linformers.ops.span import refuse
 from linformers.ops.views import all_slots, reordered
 from linformers.projections.base import NO_LIMIT, Projection, check_length
 from linformers.projections.content import Content
@@ -235,6 +236,7 @@ class LinearMultiheadAttention(TorchMaps):
         Raises:
             ValueError: for shapes that do not agree, keys longer than ``seq_len``, and masks that cannot be applied to slots.
         """
+        refuse("LinearMultiheadAttention")
         if not self.causal and (attn_mask is not None or is_causal):
             raise ValueError(
                 f"{'attn_mask' if attn_mask is not None else 'is_causal=True'} has no meaning for a Linformer projection: each "

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -151,8 +151,41 @@ def _zeros(x: Tensor, count: int, axis: int) -> Tensor:
     return x.new_zeros(shape)
 
 
+class Owned(NamedTuple):
+    """Which rows of a matrix with one row for each position each process has, and which process this is.
+
+    Set as ``owned`` of a module: its parameters have the rows of this process alone, and their gradients are complete without an exchange.
+    """
+
+    bounds: tuple[tuple[int, int], ...]
+    rank: int
+
+    @property
+    def start(self) -> int:
+        """The first row of this process."""
+        return self.bounds[self.rank][0]
+
+    def check(self, span: Span) -> None:
+        """Raise a ValueError, the same in every process, unless each has the rows of its positions."""
+        given = span.bounds()
+        if len(given) != len(self.bounds):
+            raise ValueError(
+                f"the rows of this model are owned by {len(self.bounds)} processes, but this sequence is split over "
+                f"{max(1, len(given))}; use the same mesh, or gather_rows first"
+            )
+        for i, ((start, stop), (first, last)) in enumerate(zip(given, self.bounds, strict=True)):
+            if start < first or stop > last:
+                raise ValueError(
+                    f"process {i} has positions {start} to {stop - 1}, but owns the rows {first} to {last - 1} of a projection or "
+                    f"of the learned positions; split sequences with length={self.bounds[-1][1]}"
+                )
+
+
 class Reader(Protocol):
     """Exchanges with the other processes what a call of a model is about to do, and returns the span of its input."""
+
+    @property
+    def exchange(self) -> Exchange: ...
 
     def __call__(self, model: nn.Module, x: Tensor, mask: Tensor | None, check: Check) -> Span: ...
 
@@ -173,6 +206,11 @@ def enter(model: nn.Module, x: Tensor, mask: Tensor | None, check: Check, span: 
     if torch.compiler.is_compiling():
         raise ValueError("a compiled or exported model cannot run under sequence_parallel; run the model itself")
     return _reader(model, x, mask, check)
+
+
+def add_up(x: Tensor) -> Tensor:
+    """The sum of ``x`` over the processes of the sequence, without a gradient; for the number of labels of a loss."""
+    return x if _reader is None else _reader.exchange.sum(x.detach())
 
 
 def refuse(what: str) -> None:

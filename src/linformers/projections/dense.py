@@ -14,6 +14,7 @@ from linformers.checks import one_of
 from linformers.ops.linformer import multiply, multiply_ones
 from linformers.ops.masks import blank
 from linformers.ops.precision import single
+from linformers.ops.span import WHOLE, Owned
 from linformers.private import has_global_hook
 from linformers.projections.base import Projection, Slots, Sums
 from linformers.projections.resample import stretch
@@ -35,6 +36,7 @@ class Dense(Projection):
     """
 
     weight: Tensor  # (max_len, parts * heads * k), the slots of one head side by side
+    owned: Owned | None = None  # which of the rows this process has, if not all
     stored = "weight"
 
     def __init__(
@@ -73,7 +75,8 @@ class Dense(Projection):
         same = all(
             getattr(type(self), name) is getattr(Dense, name) for name in ("forward", "shorten", "used", "matrix")
         )
-        if self.parts == 1 or not same or is_watched(self) or has_global_hook() or torch.compiler.is_exporting():
+        own = self.owned is None and same
+        if self.parts == 1 or not own or is_watched(self) or has_global_hook() or torch.compiler.is_exporting():
             return super().both(key, value, keep, k)
         # Split in one step, whose backward writes both gradients side by side; two slices would each fill a full-size gradient with zeros.
         length, k = key.shape[2], self.checked(key.shape[2], k)
@@ -85,6 +88,8 @@ class Dense(Projection):
 
     def used(self, part: int, length: int, k: int) -> Tensor:
         """The part of E or F that an input of ``length`` uses for ``k`` slots: ``(heads, length, k)``."""
+        if self.owned is not None:
+            self.owned.check(WHOLE)
         matrix = self.matrix(part) if k == self.k else self.matrix(part)[..., :k]
         return first_rows(matrix, length)
 
@@ -99,7 +104,8 @@ class Dense(Projection):
 
     def rows(self, part: int, offset: int, length: int, k: int) -> Tensor:
         """The rows of E or F for ``length`` positions from ``offset`` on, for ``k`` slots: ``(heads, length, k)``."""
-        return self.matrix(part)[:, offset : offset + length, :k]
+        first = offset if self.owned is None else offset - self.owned.start
+        return self.matrix(part)[:, first : first + length, :k]
 
     def _used(self, length: int, k: int) -> int:
         return k
