@@ -20,6 +20,7 @@ from linformers.hf.configuration import LinformerConfig
 from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel, as_keep, token_loss
 from linformers.labels import IGNORED
 from linformers.models.classifier import pool
+from linformers.ops.span import refuse
 
 
 class Classifier(LinformerPreTrainedModel):
@@ -188,6 +189,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         first, last = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
+            refuse("the loss of positions of an answer, a softmax over all positions,")
             # An answer that was cut off has a position past the end; it is not scored.
             losses = [
                 token_loss(logits, places.flatten().masked_fill(places.flatten() >= logits.shape[1], IGNORED))

@@ -14,6 +14,7 @@ from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
 from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel, token_loss
 from linformers.labels import IGNORED
+from linformers.ops.span import refuse
 
 
 class LanguageModel(LinformerPreTrainedModel):
@@ -141,6 +142,8 @@ class LinformerForCausalLM(LanguageModel, GenerationMixin):
                 raise ValueError("labels need the logits of all positions; leave logits_to_keep out")
             x = x[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else x[:, -logits_to_keep:]
         logits = self.logits(x)
+        if labels is not None:
+            refuse("labels of next tokens, which are shifted by one position,")
         return self._answer(
             CausalLMOutputWithPast,
             return_dict,

@@ -15,6 +15,7 @@ from linformers.hf.configuration import LinformerConfig
 from linformers.hf.language import LanguageModel
 from linformers.hf.modeling import LinformerModel, token_loss
 from linformers.labels import IGNORED
+from linformers.ops.span import refuse
 from linformers.private import resize_embeddings
 
 
@@ -92,6 +93,7 @@ class LinformerForSeq2SeqLM(LanguageModel, GenerationMixin):
         elif isinstance(source, tuple):
             source = BaseModelOutput(*source)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            refuse("labels without decoder_input_ids, which are the labels shifted by one position,")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         outputs = self.decoder(
             decoder_input_ids,

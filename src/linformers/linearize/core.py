@@ -9,6 +9,7 @@ from torch import Tensor
 from linformers.ops.blocks import cut, first_places, neighbours
 from linformers.ops.linformer import attend
 from linformers.ops.masks import blank, or_true
+from linformers.ops.span import refuse
 
 
 def attend_near(
@@ -25,6 +26,7 @@ def attend_near(
     Returns:
         ``(b, h, n, d)``.
     """
+    refuse("attention outside of a stack")
     b, _, n, _ = q.shape
     c = max(1, reach)
     around = (1, 0, -1)  # the block before, the own one and the one after

@@ -36,7 +36,7 @@ from linformers.ops.gathered import attend_gathered
 from linformers.ops.heads import join_heads, to_heads
 from linformers.ops.linformer import attend, attend_causally, attend_with_weights, multiply_ones
 from linformers.ops.opened import attend_opened
-from linformers.ops.span import WHOLE, Span
+from linformers.ops.span import WHOLE, Span, refuse
 from linformers.ops.views import View, all_slots
 from linformers.private import are_functorch_transforms_active, has_global_hook
 from linformers.projections.base import KEY, Projection, Slots
@@ -190,6 +190,8 @@ def attend_heads(
         span: the part of the sequence that q, k and v are.
     """
     near_keep = keep
+    if span.whole:
+        refuse("attention outside of a stack")
     if projection is None:
         memory, slots = Memory(k[:, :, :0], v[:, :, :0]), 0
     elif not span.whole:
