@@ -41,10 +41,11 @@ from parallel_checks import (
     run_owned,
     run_stack,
 )
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from linformers import LinformerLM, make_projection
-from linformers.parallel import gather, own_rows
+from linformers.parallel import gather, own_rows, sequence_parallel, split
 
 WORLD = 4
 LENGTHS = {2: (21, 17, 16, 2), 3: (21, 20, 3), 4: (21, 19, 4)}  # with k = 7 also n / p = k and k + 1, and n = p
@@ -253,6 +254,16 @@ for p in (2, 3, 4):
             sequence.part,
             x[:, :1],
         )
+
+
+@case("a mesh of data and sequence", 4)
+def _(sequence):
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "sequence"))
+    model, x = make_stack({}), torch.randn(1, N, CHANNELS, dtype=torch.float64) * (1 + dist.get_rank() // 2)
+    with sequence_parallel(mesh["sequence"]), torch.no_grad():
+        y = gather(model(split(x, mesh["sequence"])), mesh["sequence"])
+    torch.testing.assert_close(y, model(x).detach())
+    fails("a sequence is split over one dimension, got a mesh with 2", split, x, mesh)
 
 
 def work(rank, store, out):

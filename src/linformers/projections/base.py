@@ -53,6 +53,7 @@ class Sums(NamedTuple):
         tokens: ``(b or 1, k)``, how many real tokens are in the window of each slot; None if every slot takes part.
         dtype: that of the sequence; content and mass are at least float32, so that adding up many chunks loses no precision.
         ties: ``(b, h or 1, k, d)``, of ``max``: how many positions have the largest value, among which its gradient is divided.
+        first: the slot of the first of these sums, if they are those of some slots.
     """
 
     content: Tensor
@@ -60,6 +61,7 @@ class Sums(NamedTuple):
     tokens: Tensor | None
     dtype: torch.dtype
     ties: Tensor | None = None
+    first: int = 0
 
 
 class Shortens(Protocol):
@@ -107,6 +109,7 @@ class Projection(nn.Module, ABC):
 
     linear = True
     stored: ClassVar[str] = ""
+    empty: ClassVar[float] = 0.0  # the content of sums over nothing
 
     def __init__(self, max_len: int, k: int, parts: int = 1, heads: int = 1) -> None:
         super().__init__()
@@ -192,17 +195,17 @@ class Projection(nn.Module, ABC):
             keep: ``(b, c)``, True where the token is real.
         """
         k = self.checked(length, k)
-        return self._sums(x, offset, self._used(length, k), keep, min(part, self.parts - 1), k)
+        some, used = self._sums(x, offset, keep, min(part, self.parts - 1), k), self._used(length, k)
+        return some if some.content.shape[2] == used else among_all(some, used, self.empty)
 
     def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         """Add the positions from ``offset`` on, ``x`` ``(b, h or 1, c, d)`` with ``keep`` ``(b, c)``, in place and without gradients."""
-        k, used = self.k if k is None else k, sums.content.shape[2]
-        add_to(sums, self._sums(x, offset, used, keep, min(part, self.parts - 1), k))
+        add_to(sums, self._sums(x, offset, keep, min(part, self.parts - 1), self.k if k is None else k))
 
-    def _sums(self, x: Tensor, offset: int, used: int, keep: Tensor | None, part: int, k: int) -> Sums:
-        """:meth:`partial` for ``used`` slots."""
+    def _sums(self, x: Tensor, offset: int, keep: Tensor | None, part: int, k: int) -> Sums:
+        """:meth:`partial` for the slots that these positions reach."""
         raise ValueError(f"{type(self).__name__} needs its whole input at once and cannot run in chunks")
 
     def total(self, sums: list[Sums], span: Span) -> list[Sums]:
@@ -249,10 +252,25 @@ class Projection(nn.Module, ABC):
 
 
 def add_to(sums: Sums, more: Sums) -> None:
-    """Add the sums of another part of the sequence, in place."""
-    for own, other in zip(sums[:3], more[:3], strict=True):
-        if isinstance(own, Tensor) and isinstance(other, Tensor):
-            own.add_(other)
+    """Add the sums of another part of the sequence, of all slots or of some, in place."""
+    some = slice(more.first, more.first + more.content.shape[2])
+    sums.content[:, :, some] += more.content
+    if sums.mass is not None and more.mass is not None:
+        sums.mass[:, :, some] += more.mass
+    if sums.tokens is not None and more.tokens is not None:
+        sums.tokens[:, some] += more.tokens
+
+
+def among_all(some: Sums, used: int, empty: float) -> Sums:
+    """Sums of some slots in their places among ``used`` slots, whose content is else ``empty``."""
+    places = (some.first, used - some.first - some.content.shape[2])
+    return some._replace(
+        content=F.pad(some.content, (0, 0, *places), value=empty),
+        mass=None if some.mass is None else F.pad(some.mass, places),
+        tokens=None if some.tokens is None else F.pad(some.tokens, places),
+        ties=None if some.ties is None else F.pad(some.ties, (0, 0, *places)),
+        first=0,
+    )
 
 
 def filled_slots(sums: Sums) -> Tensor | None:
@@ -261,12 +279,6 @@ def filled_slots(sums: Sums) -> Tensor | None:
         return None
     real = sums.tokens > 0
     return None if readable(real) and bool(real.all()) else real
-
-
-def in_place(x: Tensor, some: slice, used: int, axis: int, fill: float = 0.0) -> Tensor:
-    """Sums of ``some`` slots, on ``axis``, among those of all ``used`` slots."""
-    ends = [0, 0] * (x.dim() - 1 - axis)
-    return F.pad(x, (*ends, some.start, used - some.stop), value=fill)
 
 
 def check_length(length: int, max_len: int) -> None:

@@ -12,7 +12,7 @@ from linformers.checks import one_of
 from linformers.ops.masks import blank
 from linformers.ops.precision import single
 from linformers.ops.segments import chunk_windows, filled, segment_windows
-from linformers.projections.base import Projection, Slots, Sums, in_place
+from linformers.projections.base import Projection, Slots, Sums
 from linformers.projections.dense import STARTS, columns
 from linformers.projections.resample import stretch
 
@@ -56,18 +56,16 @@ class Convolution(Projection):
         mass = partial(torch.einsum, "hw,bkw->bhk", kernel.to(real.dtype), real)
         return Slots(content, mass, filled(real > 0, keep))
 
-    def _sums(self, x: Tensor, offset: int, used: int, keep: Tensor | None, part: int, k: int) -> Sums:
+    def _sums(self, x: Tensor, offset: int, keep: Tensor | None, part: int, k: int) -> Sums:
         kernel, dtype = self.taps(part, k), single(x.dtype)  # (heads, w)
         x = x if keep is None else blank(x, keep[:, None])
         first, windows, _ = chunk_windows(x.transpose(1, 2), offset, self.max_len, k)  # (b, m, w, h or 1, d)
         real = x.new_ones(1, x.shape[2], dtype=torch.bool) if keep is None else keep
         _, real, _ = chunk_windows(real, offset, self.max_len, k)  # (b or 1, m, w)
-        some = slice(first, first + real.shape[1])
         one = "hw,bkwhd->bhkd" if x.shape[1] > 1 else "hw,bkwod->bhkd"
         content = torch.einsum(one, kernel, windows).to(dtype)
         mass = torch.einsum("hw,bkw->bhk", kernel, real.to(kernel.dtype)).to(dtype)
-        tokens = in_place(real.sum(-1), some, used, 1)
-        return Sums(in_place(content, some, used, 2), in_place(mass, some, used, 2), tokens, x.dtype)
+        return Sums(content, mass, real.sum(-1), x.dtype, first=first)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:

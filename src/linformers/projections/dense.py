@@ -93,9 +93,9 @@ class Dense(Projection):
         matrix = self.matrix(part) if k == self.k else self.matrix(part)[..., :k]
         return first_rows(matrix, length)
 
-    def _sums(self, x: Tensor, offset: int, used: int, keep: Tensor | None, part: int, k: int) -> Sums:
+    def _sums(self, x: Tensor, offset: int, keep: Tensor | None, part: int, k: int) -> Sums:
         x = x if keep is None else blank(x, keep[:, None])
-        rows = self.rows(part, offset, x.shape[2], used)
+        rows = self.rows(part, offset, x.shape[2], k)
         dtype = single(x.dtype)
         return Sums(multiply(rows, x).to(dtype), multiply_ones(rows, keep).to(dtype), None, x.dtype)
 

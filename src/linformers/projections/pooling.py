@@ -10,7 +10,7 @@ from linformers.ops.precision import mean_of, single, weighted_sum
 from linformers.ops.seen import segment_owners
 from linformers.ops.segments import filled, member_windows, member_windows_of_chunk
 from linformers.ops.span import Span
-from linformers.projections.base import KEY, Projection, Slots, Sums, filled_slots, in_place
+from linformers.projections.base import KEY, Projection, Slots, Sums, filled_slots
 
 
 class Mean(Projection):
@@ -24,10 +24,10 @@ class Mean(Projection):
     def owners(self, length: int, keep: Tensor | None, k: int, device: torch.device) -> tuple[Tensor, int]:
         return segment_owners(length, self.max_len, k, keep, device), -(-self.max_len // k)
 
-    def _sums(self, x: Tensor, offset: int, used: int, keep: Tensor | None, part: int, k: int) -> Sums:
+    def _sums(self, x: Tensor, offset: int, keep: Tensor | None, part: int, k: int) -> Sums:
         some, windows, member = member_windows_of_chunk(x, offset, keep, self.max_len, k)
         content = weighted_sum(member, windows).to(single(x.dtype))[:, None]  # (b, 1, m, d)
-        return Sums(in_place(content, some, used, 2), None, in_place(member.sum(-1), some, used, 1), x.dtype)
+        return Sums(content, None, member.sum(-1), x.dtype, first=some.start)
 
     def finish(self, sums: Sums) -> Slots:
         total = sums.content / tokens_of(sums).clamp(min=1)[:, None, :, None]
@@ -38,6 +38,7 @@ class Max(Projection):
     """Each slot is the largest value, channel by channel, of the real tokens of its segment."""
 
     linear = False
+    empty = -torch.inf
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         windows, member = member_windows(x, keep, self.max_len, k)
@@ -53,21 +54,21 @@ class Max(Projection):
     def add_chunk(
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
-        k, used = self.k if k is None else k, sums.content.shape[2]
-        more = self._sums(x, offset, used, keep, part, k)
-        torch.maximum(sums.content, more.content, out=sums.content)
-        tokens_of(sums).add_(tokens_of(more))
+        more = self._sums(x, offset, keep, part, self.k if k is None else k)
+        some = slice(more.first, more.first + more.content.shape[2])
+        sums.content[:, :, some] = torch.maximum(sums.content[:, :, some], more.content)
+        tokens_of(sums)[:, some] += tokens_of(more)
 
-    def _sums(self, x: Tensor, offset: int, used: int, keep: Tensor | None, part: int, k: int) -> Sums:
+    def _sums(self, x: Tensor, offset: int, keep: Tensor | None, part: int, k: int) -> Sums:
         some, windows, member = member_windows_of_chunk(x, offset, keep, self.max_len, k)
         windows = windows.masked_fill(~member[..., None], -torch.inf)
         largest = windows.amax(2)  # (b, m, d)
-        content = in_place(largest.to(single(x.dtype))[:, None], some, used, 2, fill=-torch.inf)
+        content = largest.to(single(x.dtype))[:, None]
         ties: Tensor | None = None
         if content.requires_grad:
             same = (windows == largest.detach()[:, :, None]) & member[..., None]
-            ties = in_place(same.sum(2)[:, None], some, used, 2)
-        return Sums(content, None, in_place(member.sum(-1), some, used, 1), x.dtype, ties)
+            ties = same.sum(2)[:, None]
+        return Sums(content, None, member.sum(-1), x.dtype, ties, some.start)
 
     def total(self, sums: list[Sums], span: Span) -> list[Sums]:
         total = []
