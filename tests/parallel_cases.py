@@ -34,6 +34,7 @@ from parallel_checks import (
     bytes_of_step,
     compare,
     fails,
+    refusals,
     run_classifier,
     run_encdec,
     run_exact,
@@ -141,7 +142,32 @@ BLOCKS = {
 }
 in_turn(BLOCKS, run_stack, blocks_of)
 
+CAUSALLY = {"causal": True, "method": "mean", "block_size": 3}
+OPENED = {
+    "encoder, opened, plain": {"method": "mean", "open_slots": 2},
+    "encoder, opened, many heads": {"method": "mean", "open_slots": 3, "nhead": 4, "kv_heads": 2, "dim_d": 3},
+    "encoder, all opened": {"method": "mean", "open_slots": 7, "checkpoint_level": "C1", "norm": "pre"},
+    "encoder, opened, rotary": {"method": "mean", "open_slots": 1, "rotary": True, "dim_d": 6, "local_kernel": 3},
+    "causal, opened, plain": {**CAUSALLY, "open_slots": 1},
+    "causal, opened C2": {**CAUSALLY, "open_slots": 2, "checkpoint_level": "C2", "norm": "pre"},
+    "causal, opened, reach": {**CAUSALLY, "open_slots": 2, "open_reach": 12},
+    "causal, opened, reversible": {**CAUSALLY, "open_slots": 3, "norm": "pre", "reversible": True},
+}
+in_turn(OPENED, run_stack, blocks_of)
+
 for p in (2, 3, 4):
+
+    @case("bytes of opened slots", p)
+    def _(sequence, p=p):
+        """With all segments opened, every position goes to every other process once a layer: 2 b d numbers; and the same back."""
+        for n in (24, 48):
+            options = {"input_size": n, "dim_k": 4, "method": "mean", "open_slots": 4, "local_kernel": 0}
+            model = prepare(LinformerLM(VOCABULARY, channels=CHANNELS, nhead=2, depth=2, **options))
+            sizes = bytes_of_step(sequence, model, n)
+            own, numbers = len(sequence.part(torch.zeros(1, n))[0]), 2 * CHANNELS * 8
+            for sent in (own * (p - 1) * numbers, (n - own) * numbers):
+                assert sizes.count(sent) >= 2, (sent, sizes)
+
     for masked in (False, True):
         more = ", masked" * masked
 
@@ -254,6 +280,14 @@ for p in (2, 3, 4):
             sequence.part,
             x[:, :1],
         )
+
+
+@case("refused in words", 2)
+def _(sequence):
+    x = torch.randn(2, 3, CHANNELS, dtype=torch.float64)
+    for message, run, inputs in refusals(x):
+        with sequence.inside():
+            fails(message, run, *inputs)
 
 
 @case("a mesh of data and sequence", 4)

@@ -28,6 +28,7 @@ from linformers.nn.memory import (
     memory_of_sets,
     with_exact,
 )
+from linformers.nn.opened_across import opened_across
 from linformers.nn.parts import MemoryInChunks, memory_across, near_across
 from linformers.nn.positions import Rotate
 from linformers.ops.blocks import attend_blocks, attend_blocks_with_weights
@@ -207,10 +208,17 @@ def attend_heads(
     else:
         memory = memory_of_heads(k, v, projection, keep, slots, source)
         near_keep = projection.beside(k, keep)
-    if opens is not None and projection is not None:
-        memory = with_exact(memory, k, v, projection, opens, keep=keep, k=slots, block=block, causal=causal)
+    own = k, v
     if block and not span.whole:
         k, v, near_keep = near_across(k, v, keep, span, block, causal)
+    if opens is not None and projection is not None:
+        if span.whole:
+            memory = with_exact(memory, k, v, projection, opens, keep=keep, k=slots, block=block, causal=causal)
+        else:
+            choice = Choice() if choice is None else choice
+            near_exact, sizes = (k, v, near_keep), {"max_len": projection.max_len, "slots": slots or projection.k}
+            options = {"keep": keep, "block": block, "causal": causal, "choice": choice.slots, **sizes}
+            memory, choice.slots = opened_across(q, *own, memory, near_exact, opens, span, **options)
     start = span.offset // block if block else 0
     near = Near(k, v, near_keep, block, slots if causal else None, start) if block else None
     return look_up(q, memory, near, how, choice)

@@ -21,7 +21,7 @@ POSITIVE = (
         "vocab_size",
         "batch_size",
     ),
-    *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads"),
+    *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads", "sequence_parallel"),
 )
 NOT_NEGATIVE = (
     *("local_kernel", "local_window", "open_slots", "eval_batches", "patience", "workers", "weight_decay", "clip"),
@@ -46,7 +46,7 @@ def check(values: dict[str, Any]) -> None:
     for name in ("mask_share", "noise_share"):
         if not 0 < values[name] < 1:
             raise ValueError(f"{option(name)} must be between 0 and 1, got {values[name]}")
-    for name in ("learning_rate", "projection_rate", "body_rate", "epochs"):
+    for name in ("learning_rate", "projection_rate", "body_rate", "epochs", "timeout"):
         if name in values and not values[name] > 0:
             raise ValueError(f"{option(name)} must be more than 0, got {values[name]}")
     check_meaning(values)

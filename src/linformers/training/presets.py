@@ -53,6 +53,8 @@ DEFAULTS: dict[str, Any] = {
     "keep": 2,
     "workers": 0,
     "seed": 0,
+    "sequence_parallel": 1,
+    "timeout": 1800.0,
 }
 # The slots of a new run that names none, by task: what kept most of full attention's gain (docs/choosing.md).
 ASSIGNED: dict[str, Any] = {"method": "content", "sharing": "none"}

@@ -1,0 +1,136 @@
+"""Training whose sequences are split over processes does what one process does, step by step; checkpoints load on any number of processes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from training_cases import SMALL, TASKS, rows, run, weights
+
+from linformers.training.checkpoints import last_good
+
+TESTS = Path(__file__).parent.parent
+STEPS = {**SMALL, "max_steps": 5, "eval_steps": 3, "save_steps": 3, "dropout": 0.0, "patience": 0, "depth": 2}
+SLOTS = {
+    "mlm": {"method": "learnable", "sharing": "kv", "positions": "learned", "clip": 0.1},
+    "clm": {"method": "content"},
+    "seq2seq": {"method": "learnable", "cross_attention": "linformer", "block_size": 4},
+    "classify": {"method": "content", "patience": 3, "recompute": True},
+}
+WORLDS = {"two": 2, "three": 3, "four": 4}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, text, pairs, labelled):
+    """The directory of all runs: those of one process, then those of several, all from one start."""
+    folder = tmp_path_factory.mktemp("runs")
+    data = {"mlm": text, "clm": text, "seq2seq": pairs, "classify": labelled}
+
+    def settings(task, size=1, **changes):
+        return {"task": task, "data": [str(data[task])], **STEPS, **SLOTS[task], "sequence_parallel": size, **changes}
+
+    def of(out, values, **more):
+        return {"out": str(folder / out), "settings": values, **more}
+
+    for task in TASKS:
+        run(data=data[task], out=folder / f"one-{task}", **{**STEPS, **SLOTS[task], "task": task})
+    run(data=data["mlm"], out=folder / "one-twice", **{**STEPS, **SLOTS["mlm"], "task": "mlm", "accumulation": 2})
+    noisy = settings("mlm", 2, dropout=0.1)
+    two = [of(f"two-{task}", settings(task, 2)) for task in TASKS]
+    two += [of("noisy", noisy), of("stopped", noisy, crash=3), of("stopped", noisy)]
+    short = settings("mlm", 2, local_window=12, n=12, k=6)
+    two += [of("short", short, error="--n 12 is too short for --sequence-parallel 2")]
+    full = settings("seq2seq", 2, cross_attention="full")
+    two += [of("full", full, error="use --attention linformer (and --cross-attention linformer)")]
+    plan = [
+        {"world": 2, "heads": True, "runs": two},
+        {"world": 4, "runs": [of("four", settings("mlm", 2))]},
+        {
+            "world": 3,
+            "heads": True,
+            "runs": [of("odd", settings("mlm", 2), error="needs a multiple of 2 processes, and there are 3")],
+        },
+    ]
+    other = settings("mlm", 2)
+    message = "the processes disagree about the options of the command"
+    two += [of("other", other, other={"k": 5}, error=message)]
+    for how, error in (("ends", "process 1 of 2 did not answer"), ("stops", "process 1 of 2 did not answer")):
+        # Opening takes longer than the time-out, which is not that of opening.
+        fault = of(how, settings("mlm", 2), fault=(3, how), error=f"{error} after step 3", late=11 * (how == "stops"))
+        plan += [{"world": 2, "timeout": 10, "runs": [fault]}]
+    start(folder, "plan", plan)
+    for name in ("three", "alone"):  # as if they had been stopped after the third step
+        shutil.copytree(folder / "two-mlm", folder / name)
+        for done in ("final", "checkpoint-5", "results.json"):
+            path = folder / name / done
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    start(folder, "again", [{"world": 3, "runs": [of("three", settings("mlm", 3))]}])
+    run(data=data["mlm"], out=folder / "alone", **{**STEPS, **SLOTS["mlm"], "task": "mlm", "sequence_parallel": 1})
+    return folder
+
+
+def start(folder, name, plan):
+    place = folder / name
+    place.mkdir()
+    (place / "plan.json").write_text(json.dumps(plan))
+    paths = [str(TESTS), str(TESTS.parent / "src"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    command = [sys.executable, str(TESTS / "training_processes.py"), str(place / "plan.json")]
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=400, cwd=place)
+    failed = [text for path in sorted(place.glob("result-*")) for text in json.loads(path.read_text())["failed"]]
+    assert not failed, failed[0] + done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def same(found, expected):
+    """The same losses at every step, in training, validation and test."""
+    pairs = list(zip(rows(found), rows(expected), strict=True))
+    assert len(pairs) == 7
+    for one, other in pairs:
+        assert (one["step"], one["part"]) == (other["step"], other["part"])
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-5)
+        assert one["accuracy"] == pytest.approx(other["accuracy"], abs=1e-9)
+    results = [json.loads((out / "results.json").read_text()) for out in (found, expected)]
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-4)
+    for name in ("labels", "examples_tested", "tokens_seen", "parameters"):
+        assert results[0][name] == results[1][name], name
+    stored = [load_file(out / "final" / "model.safetensors") for out in (found, expected)]
+    assert {name: x.shape for name, x in stored[0].items()} == {name: x.shape for name, x in stored[1].items()}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_two_processes_of_a_sequence_do_what_one_does(runs, task):
+    same(runs / f"two-{task}", runs / f"one-{task}")
+
+
+def test_two_sequences_at_once_are_two_batches(runs):
+    same(runs / "four", runs / "one-twice")
+
+
+@pytest.mark.parametrize("name", ["three", "alone"])
+def test_a_checkpoint_of_two_processes_goes_on_in_any_number(runs, name):
+    same(runs / name, runs / "two-mlm")
+
+
+@pytest.mark.parametrize("how", ["ends", "stops"])
+def test_a_process_that_does_not_answer_is_named_and_the_checkpoint_kept(runs, how):
+    """The message is compared where the runs are started; the same run begins after a wait that is longer than the time-out."""
+    assert last_good(runs / how, print)[1].name == "checkpoint-3"
+    assert not (runs / how / "final").exists()
+
+
+def test_dropout_differs_between_positions_and_not_after_a_resume(runs):
+    assert weights(runs / "stopped") == weights(runs / "noisy")
+    seeds = [json.loads((runs / "plan" / f"result-0.{rank}").read_text())["seeds"] for rank in range(2)]
+    first, second = ([seed for _, seed in one[str(runs / "noisy")]] for one in seeds)
+    assert not set(first) & set(second)
+    for one in seeds:
+        assert dict(one[str(runs / "stopped")]) == dict(one[str(runs / "noisy")])
