@@ -14,10 +14,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from covering import covering
 from model_cases import (
     CAUSAL,
     CHANNELS,
     ENCODERS,
+    TARGET,
     VOCABULARY,
     C,
     N,
@@ -27,6 +29,7 @@ from model_cases import (
     make_lm,
     make_stack,
     prepare,
+    source_ids,
     tokens,
 )
 from parallel_checks import (
@@ -36,6 +39,7 @@ from parallel_checks import (
     fails,
     refusals,
     run_classifier,
+    run_ddp,
     run_encdec,
     run_exact,
     run_lm,
@@ -280,6 +284,27 @@ for p in (2, 3, 4):
             sequence.part,
             x[:, :1],
         )
+
+
+METHODS = {name: {"method": name} for name in ("learnable", "convolution", "mean", "max", "no_params", "content")}
+UNDER_DDP = covering(
+    task=("mlm", "clm", "classify", "seq2seq"),
+    sharing=("none", "headwise", "kv", "layerwise"),
+    method=METHODS | {"opened": {"method": "mean", "open_slots": 2}},
+    level=("C0", "C1", "C2", "reversible"),
+)
+for name, (task, sharing, method, level) in zip(UNDER_DDP["ids"], UNDER_DDP["argvalues"], strict=True):
+
+    @case(f"ddp, {name}", 2)
+    def _(sequence, task=task, sharing=sharing, method=method, level=level):
+        options = {"reversible": True} if level == "reversible" else {"checkpoint_level": level}
+        options |= {"parameter_sharing": sharing, **method}
+        makers = {"mlm": make_lm, "clm": make_causal_lm, "classify": make_classifier, "seq2seq": make_encdec}
+        lengths = (1, TARGET, C, 2 * C)  # with and without blocks that are compressed, one token included
+        batches = [[tokens(2, n)] for n in lengths]
+        if task == "seq2seq":
+            batches = [[source_ids(2, n), tokens(2, n)] for n in lengths]
+        run_ddp(sequence, makers[task](**options), batches)
 
 
 @case("refused in words", 2)

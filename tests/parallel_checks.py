@@ -139,6 +139,24 @@ def run_encdec(sequence, model, masked, b=2):
     compare(model, loss, sequence)
 
 
+def run_ddp(sequence, model, batches):
+    """DDP: processes with samples of their own have the gradients of all samples, at every length; see ``parallel_cases.py``."""
+    rank, size = dist.get_rank(sequence.group), sequence.p
+    wrapped = nn.parallel.DistributedDataParallel(model, process_group=sequence.group)
+
+    def gradients(run, inputs):
+        model.zero_grad()
+        run(*inputs).square().sum().backward()
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    for inputs in batches:
+        whole = gradients(model, inputs)
+        found = gradients(wrapped, [x[rank::size] for x in inputs])  # DDP takes the mean over processes
+        largest = max(float(g.abs().max()) for g in whole.values())
+        for name, g in whole.items():
+            assert float((size * found[name] - g).abs().max()) <= 1e-8 * largest, name
+
+
 def run_owned(sequence, model, n=N - 1):
     """Rows that each process has for its own positions have the gradients that they have in one process."""
     ids, group = tokens(2, n), sequence.group

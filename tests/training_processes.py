@@ -83,7 +83,7 @@ def work(rank, group, folder, number):
                 try:
                     fit.train(Settings(**values), one["out"], progress=False)
                 except ValueError as error:
-                    if "fault" in one and rank == 0:
+                    if "fault" in one and rank == 0 and one["fault"][1] == "stops":
                         os.kill(int((folder / "process").read_text()), signal.SIGCONT)
                     if one.get("error", "no error") not in str(error) and not ("fault" in one and rank == 1):
                         raise

@@ -41,6 +41,7 @@ def runs(tmp_path_factory, text, pairs, labelled):
     run(data=data["mlm"], out=folder / "one-twice", **{**STEPS, **SLOTS["mlm"], "task": "mlm", "accumulation": 2})
     noisy = settings("mlm", 2, dropout=0.1)
     two = [of(f"two-{task}", settings(task, 2)) for task in TASKS]
+    two += [of("fsdp", settings("mlm", fsdp=True)), of("fsdp-split", settings("mlm", 2, fsdp=True))]
     two += [of("noisy", noisy), of("stopped", noisy, crash=3), of("stopped", noisy)]
     short = settings("mlm", 2, local_window=12, n=12, k=6)
     two += [of("short", short, error="--n 12 is too short for --sequence-parallel 2")]
@@ -113,6 +114,12 @@ def test_two_processes_of_a_sequence_do_what_one_does(runs, task):
 
 def test_two_sequences_at_once_are_two_batches(runs):
     same(runs / "four", runs / "one-twice")
+
+
+def test_divided_weights_do_what_whole_ones_do(runs):
+    """Two processes with FSDP: two batches at once, or one batch whose sequences are split too."""
+    same(runs / "fsdp", runs / "one-twice")
+    same(runs / "fsdp-split", runs / "one-mlm")
 
 
 @pytest.mark.parametrize("name", ["three", "alone"])

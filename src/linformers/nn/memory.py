@@ -261,7 +261,8 @@ def with_exact(
     if causal:
         owner = block_owners(n, block, k, keep, keys.device)
     opening = Opening(owner, width, opens.slots, block, k if causal else None, opens.reach if causal else None)
-    return memory._replace(exact=Openable(keys, values, opening))
+    # Views, so that the slots do not depend on them: a reversible stack asks for the gradients of both, and would add those of the slots twice.
+    return memory._replace(exact=Openable(keys.view_as(keys), values.view_as(values), opening))
 
 
 def memory_of_sets(

@@ -1,7 +1,8 @@
 """``train``: begin or resume a run, up to its final weights and results."""
 
 import platform
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ def begin(settings: Settings, out: Path, resume: bool, shows: Progress) -> dict[
     check_processes(settings, run, at)
     if run.settings.threads:
         torch.set_num_threads(run.settings.threads)
-    ranks = Ranks(run.settings.sequence_parallel)
+    ranks = Ranks(run.settings.sequence_parallel, run.settings.fsdp)
     if not is_done(run, at):
         fit(run, at, shows, ranks)
     run = load_run(out)
@@ -84,8 +85,9 @@ def begin(settings: Settings, out: Path, resume: bool, shows: Progress) -> dict[
         processes.leave()
         shows.say(f"{out} is complete: trained to step {run.step} and evaluated")
         return run.results
-    found = measured(run, shows=shows, ranks=ranks)
-    processes.leave()
+    with all_answer(out, lambda: run.step):
+        found = measured(run, shows=shows, ranks=ranks)
+        processes.leave()
     return report(run, found, shows=shows) if processes.is_main() else {}
 
 
@@ -124,10 +126,9 @@ def fit(run: Run, at: At, shows: Progress, ranks: Ranks) -> None:
             trainer.restore(at[1])
         try:
             if step < settings.max_steps and not is_stale(metrics.rows, settings.patience):
-                trainer.train(resume_from_checkpoint=None if at is None else str(at[1]))
+                with all_answer(out, lambda: trainer.state.global_step):
+                    trainer.train(resume_from_checkpoint=None if at is None else str(at[1]))
         except (RuntimeError, MemoryError) as error:
-            if why := processes.lost(error, trainer.state.global_step):
-                raise ValueError(f"{why}; {kept(out)}") from error
             if "memory" not in str(error) and not isinstance(error, MemoryError):
                 raise
             raise ValueError(
@@ -145,21 +146,31 @@ def fit(run: Run, at: At, shows: Progress, ranks: Ranks) -> None:
     processes.first(lambda: write_final(trainer, run, shows, weights))
 
 
-def kept(out: Path) -> str:
-    """What a run that ended early goes on from."""
-    found = checkpoints(out)
-    return (
-        f"{found[0][1].name} is kept, and the same command goes on from it" if found else "there is no checkpoint yet"
-    )
+@contextmanager
+def all_answer(out: Path, step: Callable[[], int]) -> Iterator[None]:
+    """Raise a ValueError that names the processes that do not answer, and says what the run goes on from, if a collective fails."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = processes.lost(error, step())
+        if why is None:
+            raise
+        found = checkpoints(out)
+        kept = (
+            f"{found[0][1].name} is kept, and the same command goes on from it"
+            if found
+            else "there is no checkpoint yet"
+        )
+        raise ValueError(f"{why}; {kept}") from error
 
 
 def first_model(run: Run, at: At, ranks: Ranks) -> Any:
     """The model of a run before its first update; where it began with a source, as it was taken over then.
 
-    Where sequences are split it has the weights of the checkpoint already: a process that has only some rows could not read them.
+    Where processes divide it, it has the weights of the checkpoint already: one that has only some could not read them.
     """
     settings, prepared, start = run.settings, run.prepared, run.directory / START
-    if at is not None and ranks.splits:
+    if at is not None and ranks.divides:
         with reading(f"the weights of {at[1]}"):
             return models.load(at[1], settings.task)
     if not settings.source:
@@ -195,7 +206,7 @@ def new_trainer(
 
     settings, world, rank = run.settings, ranks.data, ranks.data_rank
     parameters = models.parameters(model)
-    split = split_of(ranks, settings, model, rows=ranks.own(model))
+    split = split_of(ranks, settings, model, rows=ranks.own(model, settings.precision))
     examples, sampler, collate = examples_of(settings, run.prepared, "train", training=True, split=split)
     looks, look_sampler, _ = examples_of(settings, run.prepared, "validation")
     if note := unread(examples, settings):
@@ -224,7 +235,7 @@ def new_trainer(
         objective=objective_of(run),
         taken=[name for name, _ in model.named_parameters() if name not in new] if settings.source else (),
         ranks=ranks,
-        loaded=ranks.splits,
+        loaded=ranks.divides,
     )
 
 

@@ -54,6 +54,7 @@ DEFAULTS: dict[str, Any] = {
     "workers": 0,
     "seed": 0,
     "sequence_parallel": 1,
+    "fsdp": False,
     "timeout": 1800.0,
 }
 # The slots of a new run that names none, by task: what kept most of full attention's gain (docs/choosing.md).

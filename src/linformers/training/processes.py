@@ -44,6 +44,8 @@ def join(timeout: float) -> None:
     if world() == 1 or dist.is_initialized():
         return
     _timeout = timedelta(seconds=timeout)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     store, _, _ = next(iter(dist.rendezvous("env://")))
     _store = dist.PrefixStore("linformers", store)
     dist.init_process_group(

@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from linformers.nn.attention import Attention
 from linformers.parallel import Part, gather, has_rows, own_rows, owned_parameters, sequence_parallel
 from linformers.private import leave_out_of_ddp
-from linformers.training import processes
+from linformers.training import processes, sharding
 from linformers.training.metrics import Tally
 
 
@@ -28,19 +28,20 @@ class Ranks:
 
     Args:
         sequence: the number of processes that share a sequence, p.
+        fsdp: whether the weights are divided among all processes.
 
     Raises:
-        ValueError: if the number of processes is not a multiple of it.
+        ValueError: if the number of processes is not a multiple of p.
     """
 
-    def __init__(self, sequence: int = 1) -> None:
+    def __init__(self, sequence: int = 1, fsdp: bool = False) -> None:
         world, rank = processes.world(), processes.rank()
         if world % sequence:
             raise ValueError(
                 f"--sequence-parallel {sequence} needs a multiple of {sequence} processes, and there are {world}; start them with torchrun "
                 f"--nproc-per-node {sequence}, or give another --sequence-parallel"
             )
-        self.world, self.sequence = world, sequence
+        self.world, self.sequence, self.fsdp = world, sequence, fsdp and world > 1
         self.data, self.data_rank, self.place = world // sequence, rank // sequence, rank % sequence
 
     @classmethod
@@ -60,6 +61,11 @@ class Ranks:
         return DeviceMesh.from_group(groups, kind, numbers, mesh_dim_names=("data", "sequence"))
 
     @property
+    def divides(self) -> bool:
+        """Whether a process has only a part of the weights or of their rows."""
+        return self.splits or self.fsdp
+
+    @property
     def splits(self) -> bool:
         """Whether sequences are split over processes."""
         return self.sequence > 1
@@ -76,11 +82,15 @@ class Ranks:
         """
         return Part(self.place, self.sequence, multiple_of(model), length) if self.splits else None
 
-    def own(self, model: nn.Module) -> bool:
-        """Leave each row of E, and of learned positions, only where its position is; returns whether there are any.
+    def own(self, model: nn.Module, precision: str) -> bool:
+        """Leave in this process what it owns of a model; returns whether this is only some rows of E or of learned positions.
 
-        DDP then exchanges neither these rows nor buffers, which are the same everywhere and do not change.
+        With FSDP it is a part of every weight. Otherwise each row is only where its position is, and DDP exchanges neither these rows nor
+        buffers, which are the same everywhere and do not change.
         """
+        if self.fsdp:
+            sharding.shard(model, precision)
+            return False
         if rows := self.splits and has_rows(model):
             own_rows(model, self.mesh["sequence"], multiple=multiple_of(model))
         owned = {id(p) for p in owned_parameters(model)}
@@ -120,15 +130,17 @@ class Ranks:
                 dist.all_reduce(gradient, group=self.mesh["data"].get_group())
             gradient /= self.world
         others = [p.grad for p in model.parameters() if p.grad is not None and id(p) not in owned]
-        squares = get_total_norm(of_rows).square()
+        squares = get_total_norm(of_rows).square().to(others[0].device)
         dist.all_reduce(squares, group=self.mesh["sequence"].get_group())
-        norm = (get_total_norm(others).square() + squares.to(others[0].device)).sqrt()
+        norm = (get_total_norm(others).square() + squares).sqrt()
         if math.isfinite(largest):
             clip_grads_with_norm_(model.parameters(), largest, norm)
         return norm
 
     def full_weights(self, model: nn.Module) -> dict[str, Tensor] | None:
         """The state dict with the rows of all processes; None if this process has all of them. All processes call it."""
+        if self.fsdp:
+            return {name: sharding.whole(x) for name, x in model.state_dict().items()}
         owned = {id(p) for p in owned_parameters(model)}
         if not owned:
             return None
@@ -141,7 +153,7 @@ class Ranks:
     def full_moments(self, model: nn.Module, optimizer: Any) -> dict[str, Any]:
         """The state dict of the optimiser with the rows of all processes. All processes call it."""
         state, owned = optimizer.state_dict(), {id(p) for p in owned_parameters(model)}
-        found = dict(state["state"])
+        found = {i: {name: sharding.whole(x) for name, x in moments.items()} for i, moments in state["state"].items()}
         for index, p in numbered(optimizer):
             if id(p) in owned:
                 found[index] = {
@@ -151,13 +163,15 @@ class Ranks:
         return {**state, "state": found}
 
     def own_moments(self, model: nn.Module) -> Any:
-        """What to register with ``register_load_state_dict_pre_hook``: of owned rows, an optimiser takes those of this process."""
+        """What to register with ``register_load_state_dict_pre_hook``: an optimiser takes what this process owns."""
         owned = {id(p): rows for p, rows in rows_of(model)}
 
         def take(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
             found = dict(state["state"])
             for index, p in numbered(optimizer):
-                if id(p) in owned:
+                if self.fsdp:
+                    found[index] = {name: sharding.like(x, p) for name, x in found.get(index, {}).items()}
+                elif id(p) in owned:
                     start, stop = owned[id(p)]
                     found[index] = {
                         name: x[start:stop] if isinstance(x, Tensor) and x.dim() == p.dim() else x

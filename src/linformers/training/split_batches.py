@@ -85,7 +85,8 @@ def check_split(settings: Settings, model: Any) -> None:
         for stack in model.modules():
             if isinstance(stack, Linformer):
                 for why in obstacles(stack.layers, stack.projection, stack.context_projection):
-                    raise ValueError(f"{asked} is not possible with this model: {why}")
+                    quoted = str(why).replace("'", "")
+                    raise ValueError(f"{asked} is not possible with this model: {quoted}")
     multiple = multiple_of(model)
     for name, n in (("--n", settings.n), *([("--target-n", settings.target_n)] if settings.task == "seq2seq" else [])):
         if n <= (size - 1) * multiple:

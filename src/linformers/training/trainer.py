@@ -21,7 +21,7 @@ from linformers.parallel import owned_parameters
 from linformers.private import load_weights
 from linformers.projections.layout import moments_to_rows
 from linformers.projections.make import projection_parameters
-from linformers.training import models
+from linformers.training import models, sharding
 from linformers.training.allocator import peak_megabytes
 from linformers.training.arguments import arguments
 from linformers.training.checkpoints import checkpoints, rotate, written_aside
@@ -91,6 +91,7 @@ class RunTrainer(Trainer):
         # The Trainer evaluates only if it has a dataset; `evaluate` takes the loader.
         super().__init__(model, arguments(settings, out), eval_dataset=[0], callbacks=[StepEnd(self)])
         self.remove_callback(PrinterCallback)
+        self.is_distributed_loading_by_transformers = self.ranks.fsdp  # its weights are divided: no DDP around it
         self.settings, self.out, self.tokenizer = settings, out, tokenizer
         self.objective: Objective | None = objective
         self.taken = frozenset(taken)
@@ -154,6 +155,8 @@ class RunTrainer(Trainer):
         if place != self.seeded:
             torch.manual_seed((self.settings.seed * 1_000_003 + place) * 1_009 + self.args.process_index)
             self.seeded = place
+        own: Any = self.model
+        sharding.synchronises(own, self.accelerator.sync_gradients)
         with self.ranks.inside():
             return super().training_step(model, inputs, num_items_in_batch)
 
@@ -195,7 +198,9 @@ class RunTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        return self.ranks.labels(super()._get_num_items_in_batch(batch_samples, device), self.settings.task)
+        # It counts `shift_labels`, but only if there are labels.
+        named = [{"labels": batch.get("shift_labels"), **batch} for batch in batch_samples]
+        return self.ranks.labels(super()._get_num_items_in_batch(named, device), self.settings.task)
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
         own: Any = self.model
@@ -205,7 +210,7 @@ class RunTrainer(Trainer):
         own: Any = self.model
         if grad_norm is None and self.owns:
             grad_norm = self.ranks.clip(own, math.inf)
-        norm = super()._get_grad_norm(model, grad_norm)
+        norm = sharding.whole(super()._get_grad_norm(model, grad_norm))
         self.check_finite("norm of the gradient", float(norm))  # before the weights are changed by it
         return norm
 
@@ -269,7 +274,8 @@ class RunTrainer(Trainer):
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Evaluate on the validation part, and stop when patience is over."""
-        with self.ranks.inside():
+        own: Any = self.model
+        with self.ranks.inside(), sharding.gathered(own):
             found, also = score(self.model, self.settings.task, self.eval_loader, self.args.device)
         found = self.ranks.counts(found, self.settings.task)
         if self.args.world_size > 1:  # every process has to know, to stop together
