@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +23,6 @@ SLOTS = {
     "seq2seq": {"method": "learnable", "cross_attention": "linformer", "block_size": 4},
     "classify": {"method": "content", "patience": 3, "recompute": True},
 }
-WORLDS = {"two": 2, "three": 3, "four": 4}
 
 
 @pytest.fixture(scope="module")
@@ -141,3 +142,43 @@ def test_dropout_differs_between_positions_and_not_after_a_resume(runs):
     assert not set(first) & set(second)
     for one in seeds:
         assert dict(one[str(runs / "stopped")]) == dict(one[str(runs / "noisy")])
+
+
+@pytest.mark.thorough  # the message and the checkpoint are tested above, and a resumed run too
+def test_torchrun_goes_on_by_itself_after_a_process_was_killed(runs, text, tmp_path):
+    """Process 1 is killed once, at its first checkpoint; the second attempt ends as a run that was never stopped."""
+    values = {**STEPS, **SLOTS["mlm"], "task": "mlm", "sequence_parallel": 2, "max_steps": 40, "eval_steps": 40}
+    words = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    words += ["--data", str(text), "--threads", "1", "--timeout", "60"]
+    launcher = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+    ]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    ended = []
+    for name in ("whole", "killed"):
+        command = [*launcher, "-m", "--", "linformers", "train", "--out", str(tmp_path / name), *words]
+        with open(tmp_path / f"{name}.log", "w") as log:
+            started = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            if name == "killed":
+                while not (tmp_path / name / "checkpoint-6").exists() and started.poll() is None:
+                    time.sleep(0.01)
+                os.kill(worker(started.pid, "1"), signal.SIGKILL)
+            ended.append(started.wait(timeout=300))
+    assert ended == [0, 0], (tmp_path / "killed.log").read_text()[-3000:]
+    assert "did not answer" in (tmp_path / "killed.log").read_text()
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+
+
+def worker(launcher, rank):
+    """The process id of a worker of torchrun."""
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if f"RANK={rank}".encode() in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"):
+            return int(child)
+    raise LookupError(f"no worker {rank}")
