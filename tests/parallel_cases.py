@@ -155,11 +155,26 @@ OPENED = {
     "causal, opened, plain": {**CAUSALLY, "open_slots": 1},
     "causal, opened C2": {**CAUSALLY, "open_slots": 2, "checkpoint_level": "C2", "norm": "pre"},
     "causal, opened, reach": {**CAUSALLY, "open_slots": 2, "open_reach": 12},
+    "encoder, opened, window, plain": {"method": "mean", "open_slots": 2, "local_window": 2},
+    "encoder, opened, wide window": {
+        "method": "mean",
+        "open_slots": 1,
+        "local_window": 5,
+        "dim_k": 4,
+        "reversible": True,
+    },
+    "encoder, opened, window C2": {"method": "mean", "open_slots": 9, "local_window": 1, "checkpoint_level": "C2"},
     "causal, opened, reversible": {**CAUSALLY, "open_slots": 3, "norm": "pre", "reversible": True},
 }
 in_turn(OPENED, run_stack, blocks_of)
 
+OPENED_CONTEXT = {2: {}, 3: {"checkpoint_level": "C1"}, 4: {"parameter_sharing": "none", "reversible": True}}
 for p in (2, 3, 4):
+    for masked in (False, True):
+
+        @case(f"seq2seq, opened{', masked' * masked}", p, multiple=3)
+        def _(sequence, masked=masked, p=p):
+            run_encdec(sequence, make_encdec(method="mean", open_slots=2, **OPENED_CONTEXT[p]), masked)
 
     @case("bytes of opened slots", p)
     def _(sequence, p=p):

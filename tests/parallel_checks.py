@@ -188,7 +188,6 @@ def refusals(x):
         ("full attention needs the keys of all positions", make_stack({"attention": "full"}), [x]),
         ("full attention needs the keys of all positions", memory.memory, [x]),
         ("a user-defined projection module needs the whole input", make_stack({"method": own}), [x]),
-        ("no local_window", make_stack({"open_slots": 1, "method": "mean", "local_window": 3}), [x]),
         ("decoding cannot be split over processes", make_causal_lm().generate, [tokens(1, 3), 2]),
         ("decoding cannot be split over processes", make_causal_lm().new_state, [1]),
         ("LinearMultiheadAttention cannot be split over processes", layer, [x, x, x]),

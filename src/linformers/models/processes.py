@@ -48,7 +48,7 @@ def check_split(
 def check_context(crosses: Iterable[Attention], shared: Projection | None, span: Span) -> None:
     """Raise a ValueError, the same in every process, if a context that is split over processes cannot be prepared for these layers."""
     for cross in crosses:
-        for why in _obstacles(cross, shared, is_cross=True):
+        for why in _obstacles(cross, shared):
             raise ValueError(_refused(why))
         _check_rows(cross, shared, span)
 
@@ -65,7 +65,7 @@ def obstacles(layers: Iterable[nn.Module], shared: Projection | None, context: P
             if layer.attention is not None:
                 yield from _obstacles(layer.attention, shared)
             if layer.cross is not None:
-                yield from _obstacles(layer.cross, context, is_cross=True)
+                yield from _obstacles(layer.cross, context)
 
 
 def _check_rows(attention: Attention, shared: Projection | None, span: Span) -> None:
@@ -75,7 +75,7 @@ def _check_rows(attention: Attention, shared: Projection | None, span: Span) -> 
         projection.owned.check(span)
 
 
-def _obstacles(attention: Attention, shared: Projection | None, is_cross: bool = False) -> Iterator[str]:
+def _obstacles(attention: Attention, shared: Projection | None) -> Iterator[str]:
     if attention.kind == "full":
         yield "full attention needs the keys of all positions; use attention='linformer' (and cross_attention='linformer')"
     if attention.kind != "linformer":
@@ -87,10 +87,6 @@ def _obstacles(attention: Attention, shared: Projection | None, is_cross: bool =
         yield f"a projection of type {type(projection).__name__} is not known to be a sum over positions; use a named method"
     elif is_watched(projection):
         yield "there are hooks on a projection, which no process runs on the whole input; remove them first"
-    if attention.opens is not None and is_cross:
-        yield "open_slots in cross-attention needs the exact keys of the whole context; use open_slots=0"
-    elif attention.opens is not None and attention.block and not attention.causal:
-        yield "open_slots with a local_window needs segments that reach over the parts; use open_slots=0, or no local_window"
 
 
 def _refused(why: str) -> str:

@@ -20,6 +20,7 @@ from linformers.nn.maps import Affine, ChannelMap, as_affine, map_to_both
 from linformers.nn.memory import (
     Memory,
     Openable,
+    OpenableAcross,
     OpenableAt,
     Opens,
     make_memory,
@@ -28,7 +29,7 @@ from linformers.nn.memory import (
     memory_of_sets,
     with_exact,
 )
-from linformers.nn.opened_across import opened_across
+from linformers.nn.opened_across import open_across
 from linformers.nn.parts import MemoryInChunks, memory_across, near_across
 from linformers.nn.positions import Rotate
 from linformers.ops.blocks import attend_blocks, attend_blocks_with_weights
@@ -144,6 +145,8 @@ def look_up(
 
 def look_up_opened(q: Tensor, memory: Memory, how: How, choice: Choice) -> Attended:
     """:func:`look_up` with opened slots; here the exact neighbours are part of the memory."""
+    if isinstance(memory.exact, OpenableAcross):
+        memory, choice.slots = open_across(q, memory, memory.exact, choice.slots)
     keys, values, exact = memory.keys, memory.values, memory.exact
     tensors = (q, exact.keys, exact.values, keys, values)  # type: ignore[union-attr]
     options: dict[str, Any] = {"choice": choice.slots, "dropout": how.dropout, "need_weights": how.need_weights}
@@ -208,17 +211,15 @@ def attend_heads(
     else:
         memory = memory_of_heads(k, v, projection, keep, slots, source)
         near_keep = projection.beside(k, keep)
-    own = k, v
+    own = k, v, keep
     if block and not span.whole:
         k, v, near_keep = near_across(k, v, keep, span, block, causal)
     if opens is not None and projection is not None:
         if span.whole:
             memory = with_exact(memory, k, v, projection, opens, keep=keep, k=slots, block=block, causal=causal)
         else:
-            choice = Choice() if choice is None else choice
-            near_exact, sizes = (k, v, near_keep), {"max_len": projection.max_len, "slots": slots or projection.k}
-            options = {"keep": keep, "block": block, "causal": causal, "choice": choice.slots, **sizes}
-            memory, choice.slots = opened_across(q, *own, memory, near_exact, opens, span, **options)
+            sizes = (projection.max_len, slots or projection.k, block, causal)
+            memory = memory._replace(exact=OpenableAcross(*own, span, opens, *sizes, (k, v, near_keep)))
     start = span.offset // block if block else 0
     near = Near(k, v, near_keep, block, slots if causal else None, start) if block else None
     return look_up(q, memory, near, how, choice)

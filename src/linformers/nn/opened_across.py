@@ -7,76 +7,121 @@ Axes: b batch, h heads, g key/value heads, n positions of this process, s exact 
 c positions of a block, o opened slots, d channels, p processes.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from linformers.nn.memory import Memory, OpenableAt, Opens
+from linformers.nn.memory import Memory, OpenableAcross, OpenableAt
 from linformers.ops.blocks import cut, neighbours
 from linformers.ops.gathered import choose_slots
-from linformers.ops.seen import Near, Seen, Segments, candidates_of_blocks, find_segments
+from linformers.ops.seen import (
+    Near,
+    Seen,
+    Segments,
+    candidates_of_blocks,
+    find_segments,
+    segment_rows,
+    touched_by_windows,
+)
 from linformers.ops.span import Span
 
 
-def opened_across(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    memory: Memory,
-    near: tuple[Tensor, Tensor, Tensor | None],
-    opens: Opens,
-    span: Span,
-    *,
-    keep: Tensor | None,
-    max_len: int,
-    slots: int,
-    block: int = 0,
-    causal: bool = False,
-    choice: Tensor | None = None,
-) -> tuple[Memory, Tensor]:
-    """The memory of slots with the exact keys that the queries of this process open, and the choice.
+def open_across(q: Tensor, memory: Memory, own: OpenableAcross, choice: Tensor | None) -> tuple[Memory, Tensor]:
+    """The memory of slots with the exact keys that the queries ``(b, h, n, d)`` of this process open, and the choice.
 
     Args:
-        q: ``(b, h, n, d)``.
-        k: ``(b, g, n, d)``.
-        v: ``(b, g, n, d)``.
         memory: the slots of the whole sequence.
-        near: keys, values and keep of exact neighbours, from :func:`linformers.nn.parts.near_across`; without blocks they are not used.
-        keep: ``(b, n)``, True where a token is real.
-        max_len: the positions of which ``slots`` segments are made: of a block, in causal attention.
-        slots: the segments of so many positions.
+        own: the exact keys of this process.
         choice: open these slots ``(b, g, n, o)``.
     """
-    count = memory.keys.shape[2]
-    bounds = segment_bounds(count, max_len, slots, span.total, k.device, causal)  # (k,) twice
-    tokens = tokens_across(*bounds, keep, span)
-    first = span.offset // block if block else 0
-    blocks = torch.arange(first, first + (-(-k.shape[2] // block) if block else 1), device=k.device)[None]
-    none = torch.zeros(1, count, 0, dtype=torch.long, device=k.device)
-    if causal:
+    span, block, count = own.span, own.block, memory.keys.shape[2]
+    bounds = segment_bounds(own, count)  # (k,) twice
+    tokens = tokens_across(*bounds, own.keep, span)
+    windows: Windows | None = None
+    if own.causal:
+        first = span.offset // block
+        blocks = torch.arange(first, first + -(-q.shape[2] // block), device=q.device)[None]
+        none = torch.zeros(1, count, 0, dtype=torch.long, device=q.device)
         some = Segments(none, none.bool(), tokens)
-        candidates, openable = candidates_of_blocks(blocks, some, block, slots, opens.reach)
+        candidates, openable = candidates_of_blocks(blocks, some, block, own.slots, own.opens.reach)
+    elif block:
+        windows = windows_across(own, *bounds, tokens, q.shape[2])
+        candidates = openable = windows.candidates
     else:
         candidates = openable = (tokens > 0)[:, None]
     if choice is None:
-        choice = choose_slots(q, memory.keys, tokens, openable, opens.slots, block)
-    keys, values, owner = fetched(k, v, keep, choice, *bounds, span)
-    width = -(-max_len // slots)
-    segments = find_segments(owner, count, width)._replace(tokens=tokens)
-    seen = Seen(block, candidates, openable, near_of(near, block, first) if causal else None)
-    return memory._replace(exact=OpenableAt(keys, values, segments, seen, opens.slots)), choice
+        choice = choose_slots(q, memory.keys, tokens, openable, own.opens.slots, block)
+    wanted = choice if windows is None else torch.cat([choice.flatten(), windows.ends.flatten()])
+    keys, values, owner, position = fetched(own, wanted, *bounds)
+    segments = find_segments(owner, count, -(-own.max_len // own.slots))._replace(tokens=tokens)
+    seen = Seen(block, candidates, openable, None if own.near is None or not block else near_of(own))
+    if windows is not None:
+        rest, columns = rest_of_windows(own, windows, keys, values, segments, position)
+        seen = seen._replace(rest=rest, rest_slots=columns)
+    return memory._replace(exact=OpenableAt(keys, values, segments, seen, own.opens.slots)), choice
 
 
-def segment_bounds(
-    count: int, max_len: int, slots: int, total: int, device: torch.device, causal: bool
-) -> tuple[Tensor, Tensor]:
+class Windows(NamedTuple):
+    """The segments that overlap the window of each block.
+
+    Attributes:
+        ends: ``(b or 1, m, 2)``, the first and the last of them; -1 for none.
+        candidates: ``(b or 1, m, k)``, the other segments that have tokens.
+    """
+
+    ends: Tensor
+    candidates: Tensor
+
+
+def windows_across(own: OpenableAcross, starts: Tensor, stops: Tensor, tokens: Tensor, n: int) -> Windows:
+    """What the windows of this process overlap."""
+    keys, _, keep = own.near  # type: ignore[misc]
+    begin = max(0, own.span.offset - own.block)
+    owner = slots_at(torch.arange(begin, begin + keys.shape[2], device=keys.device), starts, stops)[None]
+    owner = owner if keep is None else owner.masked_fill(~keep, -1)
+    none = torch.zeros(1, tokens.shape[1], 0, dtype=torch.long, device=keys.device)
+    first, last, candidates = touched_by_windows(owner, Segments(none, none.bool(), tokens), own.block)
+    inner = slice(min(1, own.span.offset), min(1, own.span.offset) + -(-n // own.block))
+    first, last, candidates = first[:, inner], last[:, inner], candidates[:, inner]
+    ends = torch.stack([first, last], -1)
+    return Windows(ends.masked_fill((first > last)[..., None], -1), candidates)
+
+
+def rest_of_windows(
+    own: OpenableAcross, windows: Windows, keys: Tensor, values: Tensor, segments: Segments, position: Tensor
+) -> tuple[Near, Tensor]:
+    """The exact keys outside the window of each block that belong to the first or the last segment overlapping it, and their slots.
+
+    Args:
+        keys: ``(b, g, s, d)``.
+        values: the same.
+        segments: of these keys.
+        position: of each of them in the sequence, ``(s,)``.
+    """
+    ends = windows.ends
+    b, m, _ = ends.shape
+    width = segments.places.shape[2]
+    rows = ends.clamp(min=0).flatten(1)[..., None].expand(b, 2 * m, width)
+    places, member = (x.expand(b, -1, -1).gather(1, rows).view(b, m, 2, width) for x in segments[:2])
+    begin = own.span.offset + (torch.arange(m, device=keys.device) * own.block - own.block)[:, None]
+    at = position[places]
+    outside = torch.stack([at[:, :, 0] < begin, at[:, :, 1] >= begin + 3 * own.block], 2)
+    outside = (outside & member & (ends >= 0)[..., None]).flatten(2)
+    index = Segments(places.flatten(2), outside, segments.tokens)
+    columns = ends.clamp(min=0)[..., None].expand(b, m, 2, width).flatten(2)
+    return Near(segment_rows(keys, index), segment_rows(values, index), outside[:, :, None]), columns
+
+
+def segment_bounds(own: OpenableAcross, count: int) -> tuple[Tensor, Tensor]:
     """The first position of each of ``count`` segments, and the one after its last: ``(k,)``.
 
     Segment j of ``slots`` begins at ``floor(j max_len / slots)``; in causal attention every block of ``max_len`` positions has that many.
     """
-    each = torch.arange(count, device=device)
-    blocks, within = (each // slots, each % slots) if causal else (torch.zeros_like(each), each)
-    starts, stops = (blocks * max_len + (within + i) * max_len // slots for i in (0, 1))
-    return starts.clamp(max=total), stops.clamp(max=total)
+    each = torch.arange(count, device=own.keys.device)
+    blocks, within = (each // own.slots, each % own.slots) if own.causal else (torch.zeros_like(each), each)
+    starts, stops = (blocks * own.max_len + (within + i) * own.max_len // own.slots for i in (0, 1))
+    return starts.clamp(max=own.span.total), stops.clamp(max=own.span.total)
 
 
 def tokens_across(starts: Tensor, stops: Tensor, keep: Tensor | None, span: Span) -> Tensor:
@@ -90,24 +135,25 @@ def tokens_across(starts: Tensor, stops: Tensor, keep: Tensor | None, span: Span
 
 
 def fetched(
-    k: Tensor, v: Tensor, keep: Tensor | None, choice: Tensor, starts: Tensor, stops: Tensor, span: Span
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The exact keys and values of this process, with those of the segments in ``choice`` that others have: ``(b, g, s, d)``, in order.
+    own: OpenableAcross, wanted: Tensor, starts: Tensor, stops: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The exact keys and values of this process, with those of the ``wanted`` segments that others have: ``(b, g, s, d)``, in order.
 
     Returns:
-        Keys, values, and the slot of each, ``(b or 1, s)``, -1 where it is not real or its segment is not opened.
+        Keys, values, the slot of each, ``(b or 1, s)``, -1 where it is not real or its segment is not wanted, and their positions, ``(s,)``.
     """
+    k, v, keep, span = own[:4]
     count, n = len(starts), k.shape[2]
     opened = torch.zeros(count + 1, dtype=torch.uint8, device=k.device)
-    opened[choice.flatten()] = 1  # -1 is the last place
+    opened[wanted.flatten()] = 1  # -1 is the last place
     opened[count] = 0
-    wanted = span.gather(opened)  # (p, k + 1)
+    of_all = span.gather(opened)  # (p, k + 1)
     owner = slots_at(torch.arange(span.offset, span.offset + n, device=k.device), starts, stops)
     rank = 0 if span.exchange is None else span.exchange.rank
-    given = wanted[:, owner].bool()  # (p, n); -1 is the last place
+    given = of_all[:, owner].bool()  # (p, n); -1 is the last place
     given[rank] = False
-    own = [(starts.clamp(first, last), stops.clamp(first, last)) for first, last in span.bounds()]
-    received = [int(((stop - start) * opened[:count]).sum()) for start, stop in own]
+    parts = [(starts.clamp(first, last), stops.clamp(first, last)) for first, last in span.bounds()]
+    received = [int(((stop - start) * opened[:count]).sum()) for start, stop in parts]
     received[rank] = 0
     rows = torch.cat([k, v], 1).movedim(2, 0)  # (n, b, 2 g, d)
     rows = rows.flatten(1) if keep is None else torch.cat([rows.flatten(1), keep.mT.to(k.dtype)], 1)
@@ -116,7 +162,7 @@ def fetched(
     found = rows[:0] if exchange is None else exchange.swap(rows[places], given.sum(1).tolist(), received)
     before = sum(received[:rank])
     rows = torch.cat([found[:before], rows, found[before:]])
-    position = torch.cat([torch.arange(*ends, device=k.device) for ends in pieces(own, opened, received, rank, span)])
+    position = torch.cat([torch.arange(*ends, device=k.device) for ends in pieces(parts, opened, received, rank, span)])
     of_keys = 2 * k.shape[1] * k.shape[3] * len(k)
     both = rows[:, :of_keys].unflatten(1, (len(k), 2 * k.shape[1], k.shape[3])).movedim(0, 2)
     owner = slots_at(position, starts, stops)
@@ -124,15 +170,15 @@ def fetched(
     if keep is not None:
         owner = owner.masked_fill(rows[:, of_keys:].mT == 0, -1)
     keys, values = both.chunk(2, 1)
-    return keys, values, owner
+    return keys, values, owner, position
 
 
 def pieces(
-    own: list[tuple[Tensor, Tensor]], opened: Tensor, received: list[int], rank: int, span: Span
+    parts: list[tuple[Tensor, Tensor]], opened: Tensor, received: list[int], rank: int, span: Span
 ) -> list[tuple[int, int]]:
     """The first position, and the one after the last, of each run of positions that this process has in the end, in order."""
     found: list[tuple[int, int]] = []
-    for other, (starts, stops) in enumerate(own):
+    for other, (starts, stops) in enumerate(parts):
         if other == rank:
             found.append(span.bounds()[rank])
         elif received[other]:
@@ -147,16 +193,15 @@ def slots_at(position: Tensor, starts: Tensor, stops: Tensor) -> Tensor:
     return slot.masked_fill(position >= stops[slot.clamp(min=0)], -1) if len(starts) else torch.full_like(position, -1)
 
 
-def near_of(near: tuple[Tensor, Tensor, Tensor | None], block: int, first: int) -> Near:
-    """The exact keys that the queries of each block see in causal attention: those of the previous block and of their own, up to themselves.
-
-    Args:
-        first: the first block of this process; the keys begin one block before it, if there is one.
-    """
-    k, v, keep = near
-    skip = min(first, 1)
-    keys, values = (neighbours(cut(x, block), (1, 0))[:, :, skip:] for x in (k, v))  # (b, g, m, 2 c, d)
+def near_of(own: OpenableAcross) -> Near:
+    """The exact keys that the queries of each block see: the previous block and their own up to themselves, or both neighbouring blocks too."""
+    k, v, keep = own.near  # type: ignore[misc]
+    block, shifts = own.block, (1, 0) if own.causal else (1, 0, -1)
+    inner = slice(min(1, own.span.offset), min(1, own.span.offset) + -(-own.keys.shape[2] // block))
+    keys, values = (neighbours(cut(x, block), shifts)[:, :, inner] for x in (k, v))  # (b, g, m, w, d)
     real = torch.ones(1, k.shape[2], dtype=torch.bool, device=k.device) if keep is None else keep
-    there = neighbours(cut(real[..., None].to(k.dtype), block), (1, 0)).squeeze(-1)[:, skip:, None] > 0
-    place = torch.arange(block, device=k.device)
-    return Near(keys, values, there & (torch.arange(2 * block, device=k.device) <= block + place[:, None]))
+    mask = neighbours(cut(real[..., None].to(k.dtype), block), shifts).squeeze(-1)[:, inner, None] > 0
+    if own.causal:
+        place = torch.arange(block, device=k.device)
+        mask = mask & (torch.arange(2 * block, device=k.device) <= block + place[:, None])
+    return Near(keys, values, mask)
