@@ -161,7 +161,7 @@ OPENED = {
         "open_slots": 1,
         "local_window": 5,
         "dim_k": 4,
-        "reversible": True,
+        "norm": "pre",
     },
     "encoder, opened, window C2": {"method": "mean", "open_slots": 9, "local_window": 1, "checkpoint_level": "C2"},
     "causal, opened, reversible": {**CAUSALLY, "open_slots": 3, "norm": "pre", "reversible": True},
