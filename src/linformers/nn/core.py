@@ -218,8 +218,8 @@ def attend_heads(
         if span.whole:
             memory = with_exact(memory, k, v, projection, opens, keep=keep, k=slots, block=block, causal=causal)
         else:
-            sizes = (projection.max_len, slots or projection.k, block, causal)
-            memory = memory._replace(exact=OpenableAcross(*own, span, opens, *sizes, (k, v, near_keep)))
+            length, each, near_exact = projection.max_len, slots or projection.k, (k, v, near_keep)
+            memory = memory._replace(exact=OpenableAcross(*own, span, opens, length, each, block, causal, near_exact))
     start = span.offset // block if block else 0
     near = Near(k, v, near_keep, block, slots if causal else None, start) if block else None
     return look_up(q, memory, near, how, choice)

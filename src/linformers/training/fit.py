@@ -106,7 +106,7 @@ def check_processes(settings: Settings, run: Run, at: At) -> None:
     )
 
 
-def fit(run: Run, at: At, shows: Progress, ranks: Ranks) -> None:
+def fit(run: Run, at: At, shows: Progress, ranks: Ranks | None = None) -> None:
     """Train, from the beginning or from a checkpoint, and write the final weights.
 
     Raises:
@@ -116,6 +116,7 @@ def fit(run: Run, at: At, shows: Progress, ranks: Ranks) -> None:
 
     logging.set_verbosity_error()
     settings, out, step = run.settings, run.directory, at[0] if at else 0
+    ranks = ranks or Ranks(settings.sequence_parallel, settings.fsdp)
     model = first_model(run, at, ranks)
     check_split(settings, model)
     metrics = MetricsFile(out, step, writes=processes.is_main())

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 POLL = 0.1  # seconds between two questions whether the main process is done
 GRACE = 3.0  # seconds that processes have to answer after one of them was missed
@@ -46,11 +48,11 @@ def join(timeout: float) -> None:
     _timeout = timedelta(seconds=timeout)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    store, _, _ = next(iter(dist.rendezvous("env://")))
-    _store = dist.PrefixStore("linformers", store)
+    store, _, _ = next(rendezvous("env://"))
+    _store = PrefixStore("linformers", store)
     dist.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
-        store=dist.PrefixStore("group", store),
+        store=PrefixStore("group", store),
         rank=rank(),
         world_size=world(),
         timeout=_timeout,

@@ -21,7 +21,8 @@ def shard(model: nn.Module, precision: str) -> None:
     Args:
         precision: ``"bf16"`` runs passes in bfloat16, and adds gradients in float32.
     """
-    mesh = DeviceMesh.from_group(dist.group.WORLD, "cuda" if torch.cuda.is_available() else "cpu")
+    everyone: Any = dist.group.WORLD
+    mesh = DeviceMesh.from_group(everyone, "cuda" if torch.cuda.is_available() else "cpu")
     if precision == "bf16":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         fully_shard(model, mesh=mesh, mp_policy=policy)
