@@ -1,8 +1,8 @@
 """Runs of several processes for ``training/test_processes.py``: one start imports everything, then forks every group of processes.
 
-Run as a script with a file of the plan: a list of groups ``{"world": p, "heads": bool, "timeout": seconds, "runs": [{"out", "settings", "crash": step,
-"error": text, "other": settings of process 1, "fault": (step, "ends" or "stops") of process 1, "late": seconds}]}``. Each process writes the seeds of its updates, and what
-failed, beside the plan.
+Run as a script with a file of the plan: a list of groups ``{"world": p, "heads": bool, "timeout": seconds, "runs": [...]}``. A run has ``out`` and ``settings``, and may have
+``crash`` (at this step, in all processes), ``error`` (what it says), ``other`` (settings of process 1), ``fault`` (a step, and ``"ends"`` or ``"stops"``, of process 1), ``late`` (seconds that
+opening takes longer) and ``back`` (the run whose first checkpoint it goes on from). Each process writes the seeds of its updates, and what failed, beside the plan.
 """
 
 import json
@@ -20,7 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from parallel_checks import Sequence
 from parallel_heads import run_heads
-from training_cases import Crash, crash_at
+from training_cases import Crash, back_to_a_checkpoint, crash_at
 
 from linformers.training import Settings, evaluation, fit, processes, trainer
 
@@ -101,4 +101,7 @@ if __name__ == "__main__":
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     assert evaluation
     for number, group in enumerate(json.loads(plan.read_text())):
+        for one in group["runs"]:
+            if "back" in one:
+                back_to_a_checkpoint(Path(one["back"]), Path(one["out"]))
         mp.start_processes(work, (group, plan.parent, number), nprocs=group["world"], start_method="fork")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
-from training_cases import SMALL, TASKS, rows, run, weights
+from training_cases import SMALL, TASKS, back_to_a_checkpoint, rows, run, weights
 
 from linformers.training.checkpoints import last_good
 
@@ -53,7 +52,6 @@ def runs(tmp_path_factory, text, pairs, labelled):
         {"world": 4, "runs": [of("four", settings("mlm", 2))]},
         {
             "world": 3,
-            "heads": True,
             "runs": [of("odd", settings("mlm", 2), error="needs a multiple of 2 processes, and there are 3")],
         },
     ]
@@ -64,13 +62,9 @@ def runs(tmp_path_factory, text, pairs, labelled):
         # Opening takes longer than the time-out, which is not that of opening.
         fault = of(how, settings("mlm", 2), fault=(3, how), error=f"{error} after step 3", late=11 * (how == "stops"))
         plan += [{"world": 2, "timeout": 10, "runs": [fault]}]
+    plan[2]["runs"] += [of("three", settings("mlm", 3), back=str(folder / "two-mlm"))]
     start(folder, "plan", plan)
-    for name in ("three", "alone"):  # as if they had been stopped after the third step
-        shutil.copytree(folder / "two-mlm", folder / name)
-        for done in ("final", "checkpoint-5", "results.json"):
-            path = folder / name / done
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-    start(folder, "again", [{"world": 3, "runs": [of("three", settings("mlm", 3))]}])
+    back_to_a_checkpoint(folder / "two-mlm", folder / "alone")
     run(data=data["mlm"], out=folder / "alone", **{**STEPS, **SLOTS["mlm"], "task": "mlm", "sequence_parallel": 1})
     return folder
 
