@@ -50,10 +50,10 @@ def run_heads(sequence):
     for method in ("learnable", "content"):
         causal = make(LinformerForCausalLM, method=method)
         whole = causal(ids, mask, labels=ids).loss
-        torch.testing.assert_close(causal(ids, mask, shift_labels=next_tokens).loss, whole)
+        torch.testing.assert_close(causal(ids, mask, next_tokens=next_tokens).loss, whole)
         compare(
             causal,
-            lambda part, m=causal: (m(part(ids), part(mask), shift_labels=part(next_tokens)).loss, True),
+            lambda part, m=causal: (m(part(ids), part(mask), next_tokens=part(next_tokens)).loss, True),
             sequence,
         )
     target = torch.cat([torch.ones(3, 1, dtype=torch.long), ids[:, :-1]], 1)
@@ -70,7 +70,7 @@ def run_heads(sequence):
         )
     same_dropout(sequence, ids)
     with sequence.inside():
-        fails("give shift_labels instead", causal, sequence.part(ids), labels=sequence.part(ids))
+        fails("give next_tokens instead", causal, sequence.part(ids), labels=sequence.part(ids))
         fails(
             "process 0 of the sequence: token ids must be from 0 to 16",
             causal,

@@ -119,18 +119,18 @@ class LinformerForCausalLM(LanguageModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
-        shift_labels: Tensor | None = None,
+        next_tokens: Tensor | None = None,
     ) -> Any:
         """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, equal to the input or -100, also the loss.
 
         Args:
             logits_to_keep: compute the logits of this many last positions only, or of the positions in a tensor; 0 for all.
-            shift_labels: instead of ``labels``, what follows each position, ``(b, n)``, -100 where there is nothing: for sequences that are split over
+            next_tokens: instead of ``labels``, what follows each position, ``(b, n)``, -100 where there is nothing: for sequences that are split over
                 processes, where the next token may be in another one.
         """
         if labels is not None:
-            refuse("labels of next tokens, which are shifted by one position,", "give shift_labels instead")
-        has_labels = labels is not None or shift_labels is not None
+            refuse("labels of next tokens, which are shifted by one position,", "give next_tokens instead")
+        has_labels = labels is not None or next_tokens is not None
         outputs = self.model(
             input_ids,
             attention_mask,
@@ -149,8 +149,8 @@ class LinformerForCausalLM(LanguageModel, GenerationMixin):
             x = x[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else x[:, -logits_to_keep:]
         logits = self.logits(x)
         loss = None
-        if shift_labels is not None:
-            loss = token_loss(logits, shift_labels, num_items_in_batch)
+        if next_tokens is not None:
+            loss = token_loss(logits, next_tokens, num_items_in_batch)
         elif labels is not None:  # the last position has no next token to be compared with
             loss = token_loss(logits[:, :-1], labels[:, 1:], num_items_in_batch)
         return self._answer(

@@ -29,9 +29,9 @@ def guesses(task: str, logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tenso
     Args:
         logits: ``(labels, v)`` for mlm, ``(b, n, v)`` for clm, ``(b, t, v)`` for seq2seq, ``(b, c)`` for classify.
         inputs: with ``labels`` ``(b, n)``, ``(b, t)`` or ``(b,)``; -100 where there is none. ``(b, c)`` of 0 and 1 for several classes a text. For clm also
-            ``shift_labels``, if the sequence is split.
+            ``next_tokens``, if the sequence is split.
     """
-    labels = inputs["shift_labels"] if (shifted := "shift_labels" in inputs) else inputs["labels"]
+    labels = inputs["next_tokens"] if (shifted := "next_tokens" in inputs) else inputs["labels"]
     if labels.is_floating_point():
         return (logits > 0).long(), labels.long()
     best = logits.argmax(-1)

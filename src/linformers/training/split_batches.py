@@ -43,13 +43,19 @@ class Split:
         if self.task == "mlm":
             found["labels"] = cut(labels, self.part, IGNORED)
         elif self.task == "clm":  # the next token may be in another process
-            found["shift_labels"] = cut(F.pad(labels[:, 1:], (0, 1), value=IGNORED), self.part, IGNORED)
+            found["next_tokens"] = cut(F.pad(labels[:, 1:], (0, 1), value=IGNORED), self.part, IGNORED)
         elif self.task == "seq2seq":
             found["labels"] = cut(labels, self.target, IGNORED)
             found["decoder_input_ids"] = cut(batch["decoder_input_ids"], self.target, pad_id)
         else:
             found["labels"] = labels
         return found
+
+
+def with_labels(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A batch in which transformers counts the labels: it has a name of its own for those that are shifted already."""
+    found = batch.get("next_tokens")
+    return batch if found is None else {**batch, "labels": found, "shift_labels": found}
 
 
 def cut(x: Tensor, part: Part, value: int) -> Tensor:

@@ -32,6 +32,7 @@ from linformers.training.progress import Progress
 from linformers.training.ranks import Ranks
 from linformers.training.runs import BEST, OF_TALLY, TALLY
 from linformers.training.settings import Settings
+from linformers.training.split_batches import with_labels
 from linformers.training.stopping import Interruption, best_row, is_stale
 
 # What of trainer_state.json is used; transformers takes other fields as they are.
@@ -198,8 +199,7 @@ class RunTrainer(Trainer):
         return (loss, outputs) if return_outputs else loss
 
     def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
-        # It counts `shift_labels`, but only if there are labels.
-        named = [{"labels": batch.get("shift_labels"), **batch} for batch in batch_samples]
+        named = [with_labels(batch) for batch in batch_samples]
         return self.ranks.labels(super()._get_num_items_in_batch(named, device), self.settings.task)
 
     def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
