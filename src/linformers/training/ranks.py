@@ -189,7 +189,8 @@ def numbered(optimizer: Any) -> list[tuple[int, Tensor]]:
 
 def rows_of(model: nn.Module) -> list[tuple[Tensor, tuple[int, int]]]:
     """The parameters that have only the rows of this process, with the first row and the one after the last."""
-    found, owned = [], {id(p) for p in owned_parameters(model)}
+    found: list[tuple[Tensor, tuple[int, int]]] = []
+    owned = {id(p) for p in owned_parameters(model)}
     for module in model.modules():
         rows: Any = getattr(module, "owned", None)
         found += [(p, rows.bounds[rows.rank]) for p in module.parameters(recurse=False) if id(p) in owned]
