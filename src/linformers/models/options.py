@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
+from linformers import limits
 from linformers.checks import at_least_one, not_negative, one_of
 from linformers.nn.feedforward import ACTIVATIONS
 from linformers.projections.dense import STARTS
@@ -138,6 +139,9 @@ class StackOptions(Shared):
                 )
             },
         )
+        limits.at_most("depth", self.depth, limits.LAYERS)
+        for name in ("input_size", "channels", "dim_k", "dim_ff", "dim_d", "nhead"):
+            limits.at_most(name, getattr(self, name), limits.SIZE)
         self.check_shared()
         for name in ("activation", "checkpoint_level", "parameter_sharing"):
             one_of(name, getattr(self, name), CHOICES[name])
