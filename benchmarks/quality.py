@@ -151,6 +151,13 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 }
 
 
+def open_share(model: LinformerLM, share: int, n: int) -> None:
+    """Let queries open as many slots as a sequence of ``n`` has for each ``share`` positions; opened slots have no parameters."""
+    for module in model.modules():
+        if getattr(module, "opens", None) is not None:
+            module.opens = module.opens._replace(slots=max(1, n // share))
+
+
 def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.Namespace) -> dict[str, Any]:
     """Train one cell, and evaluate it on held-out data."""
     torch.manual_seed(seed)
@@ -196,6 +203,8 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
     began = time.perf_counter()
     for _ in range(args.steps):
         x, y = batch_of(task, text, args, generator, False, args.n)
+        if args.open_share:
+            open_share(model, args.open_share, x.shape[1])
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=IGNORE)
         optimizer.zero_grad()
         loss.backward()
@@ -222,6 +231,8 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
 def test(model: LinformerLM, task: str, text: Text | None, args: argparse.Namespace, n: int) -> dict[str, float]:
     """Loss and accuracy on held-out data of length ``n``."""
     model.eval()
+    if args.open_share:
+        open_share(model, args.open_share, n)
     generator = torch.Generator().manual_seed(12345)
     total, right, count = 0.0, 0, 0
     for _ in range(args.eval_batches):
@@ -296,6 +307,9 @@ def main() -> None:
     )
     parser.add_argument("--stretch", type=int, default=1, help="test also at this many times the length of training")
     parser.add_argument("--open-slots", type=int, default=0, help="slots that a query opens, if not 4")
+    parser.add_argument(
+        "--open-share", type=int, default=0, help="slots that a query opens: one for each N positions of the input"
+    )
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--depth", type=int, default=2)
@@ -334,7 +348,7 @@ def main() -> None:
         "positions",
         *(
             name
-            for name in ("block", "pairs", "mixture", "open_slots", "stretch")
+            for name in ("block", "pairs", "mixture", "open_slots", "open_share", "stretch")
             if getattr(args, name) != parser.get_default(name)
         ),
     )
