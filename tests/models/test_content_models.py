@@ -150,7 +150,7 @@ def test_a_source_in_content_slots():
 @pytest.mark.parametrize("options", [{}, {"parameter_sharing": "none"}, {"cross_attention": "full"}])
 def test_source_and_target_of_any_length(options):
     model = LinformerEncDec(num_tokens=17, channels=8, dim_k=K, method="content", nhead=2, **options).double().eval()
-    assert model.encoder.input_size is model.decoder.input_size is None
+    assert model.encoder.body.input_size is model.decoder.body.input_size is None
     source, target = torch.randint(17, (2, 131)), torch.randint(17, (2, 139))
     mask = torch.arange(131) < torch.tensor([131, 71])[:, None]
     with torch.no_grad():
