@@ -1,15 +1,28 @@
 """Shards of a corpus: joined, they are what one process prepares; missing, killed, damaged and foreign ones are named."""
 
 import json
+import pickle
 import shutil
 import tracemalloc
 
 import numpy as np
 import pytest
-from data_cases import content, make_folder, make_rows, make_text, prepare_text
+from data_cases import content, make_folder, make_rows, make_text, prepare_labelled, prepare_text
 
 from linformers.cli import launch
-from linformers.data import PARTS, Documents, Examples, LengthBatches, index, join, load, prepare, split
+from linformers.data import (
+    PARTS,
+    Documents,
+    Examples,
+    LengthBatches,
+    counted_baselines,
+    frequency_baseline,
+    index,
+    join,
+    load,
+    prepare,
+    split,
+)
 from linformers.data.shards import parse_shard, shard_directory, units_of
 from linformers.data.store import Pieces
 
@@ -74,6 +87,11 @@ def test_shards_joined_are_what_one_process_prepares(tmp_path, tokenizer, name, 
     assert np.array_equal(one.lengths, other.lengths)
     assert list(LengthBatches(one.lengths, 3)) == list(LengthBatches(other.lengths, 3))
     assert all(np.array_equal(one[i]["input_ids"], other[i]["input_ids"]) for i in range(len(one)))
+    if name == "text":
+        for task in ("clm", "mlm"):
+            one, other = (Examples(data, "test", task, max_length=11) for data in (found, whole))
+            assert counted_baselines(one) == counted_baselines(other)
+            assert frequency_baseline(one) == frequency_baseline(other)
 
 
 def test_a_shard_is_reused_and_so_is_what_is_joined(tmp_path, tokenizer, monkeypatch):
@@ -175,7 +193,7 @@ def test_what_cannot_be_sharded_is_an_error(tmp_path, tokenizer):
     assert not (tmp_path / "out").exists()
 
 
-def test_the_command(tmp_path, tokenizer, capsys, monkeypatch):
+def test_the_command(tmp_path, tokenizer, capsys):
     command = [
         "prepare",
         str(make_folder(tmp_path / "texts")),
@@ -189,7 +207,6 @@ def test_the_command(tmp_path, tokenizer, capsys, monkeypatch):
     assert "1 of 2 shards" in capsys.readouterr().err
     assert launch(*command, "--shard", "rank") == 1
     assert "for processes that torchrun starts" in capsys.readouterr().err
-    monkeypatch.setattr("linformers.data.shards.os.environ", {"RANK": "1", "WORLD_SIZE": "2"})
     assert parse_shard("rank", {"RANK": "1", "WORLD_SIZE": "2"}) == (1, 2)
     assert launch(*command, "--shard", "1/2") == 0
     assert launch("prepare", "--join", "--out", str(tmp_path / "out")) == 0
@@ -227,12 +244,14 @@ def test_pieces_are_read_as_one_array():
 
 def test_examples_are_the_same_without_arrays_of_their_places(tmp_path, tokenizer, monkeypatch):
     prepared = prepare_text(tmp_path, 30, words=40, tokenizer=tokenizer, vocab_size=None)
+    labelled = prepare_labelled(tmp_path / "texts", tokenizer=tokenizer)
 
     def every(task):
-        examples = Examples(prepared, "train", task, max_length=11)
+        data = labelled if task == "classify" else prepared
+        examples = pickle.loads(pickle.dumps(Examples(data, "train", task, max_length=11)))
         return [examples[i]["input_ids"].tolist() for i in range(len(examples))], list(examples.lengths)
 
-    for task in ("mlm", "clm", "seq2seq"):
+    for task in ("mlm", "clm", "seq2seq", "classify"):
         monkeypatch.undo()
         expected = every(task)
         for marks in (1, 3, 100):

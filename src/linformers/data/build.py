@@ -156,7 +156,11 @@ def prepare(
         return there
     work = Work(corpus, kind, split, seed, limit, progress or (lambda what, done, total: None), units)
     with aside(out, mark, overwrite) as folder:
-        texts = work.survey(sample) if shard is None else work.divide()
+        texts: list[str] = []
+        if shard is None:
+            texts = work.survey(sample)
+        else:
+            work.divide()
         before = len(work.notes)
         made = make_tokenizer(method, texts, vocab_size, lowercase, work.notes)
         del texts
@@ -261,12 +265,10 @@ def check_tokenizer(method: str, vocab_size: int | None, lowercase: bool) -> Non
         raise ValueError(f"vocab_size and lowercase do not apply to the existing tokeniser of {method}; leave them out")
 
 
-def make_tokenizer(
-    method: str, texts: Iterable[str] | None, vocab_size: int | None, lowercase: bool, notes: list[str]
-) -> Any:
+def make_tokenizer(method: str, texts: Iterable[str], vocab_size: int | None, lowercase: bool, notes: list[str]) -> Any:
     """Train a tokeniser, or take the one of a directory."""
     if method in SIZES:
-        return train_tokenizer(method, texts or [], vocab_size, lowercase)  # type: ignore[arg-type]
+        return train_tokenizer(method, texts, vocab_size, lowercase)  # type: ignore[arg-type]
     tokenizer = load_tokenizer(Path(method))
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token is None:

@@ -122,7 +122,7 @@ def by_neighbours(examples: Examples, tell: Tell) -> Baseline:
     prepared, tokenizer = examples.prepared, examples.prepared.tokenizer
     documents, sampled = some(prepared.documents("train"), COUNTED)
     tell(f"counting the neighbours of {len(documents.tokens):,} tokens, to compare with")
-    model = Neighbours(documents.tokens, documents.ends, prepared.vocab_size)
+    model = Neighbours(np.asarray(documents.tokens), np.asarray(documents.ends), prepared.vocab_size)
     mask = examples.special.vocabulary.mask
     hidden = np.zeros(prepared.vocab_size, bool)
     hidden[[i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id]] = True

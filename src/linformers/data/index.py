@@ -4,7 +4,8 @@ Up to ``IN_MEMORY`` examples and documents their places are arrays. Beyond that 
 the documents, which are read from their memory maps, and its number in an epoch by a permutation that is a function.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,7 @@ class Column:
             raise IndexError(f"there are {len(self)} numbers, got the index {index}")
         return self._compute(np.array([index], np.int64))[0]
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
 
 
@@ -65,8 +66,7 @@ class Passages:
             self.begins, self.ends = self._all(count)
             return
         self._marks = np.concatenate(marks)  # passages before document i * stride
-        self.begins = Column(count, lambda places: self._at(places)[0])
-        self.ends = Column(count, lambda places: self._at(places)[1])
+        self.begins, self.ends = Column(count, self._begins_at), Column(count, self._ends_at)
 
     def __len__(self) -> int:
         return len(self.begins)
@@ -78,6 +78,12 @@ class Passages:
         number = np.arange(count) - np.repeat(np.cumsum(counts) - counts, counts)
         begins = (ends - lengths)[document] + number * self._room
         return begins, np.minimum(begins + self._room, ends[document])
+
+    def _begins_at(self, places: Numbers) -> Numbers:
+        return self._at(places)[0]
+
+    def _ends_at(self, places: Numbers) -> Numbers:
+        return self._at(places)[1]
 
     def _at(self, places: Numbers) -> tuple[Numbers, Numbers]:
         begins, ends = np.empty_like(places), np.empty_like(places)
@@ -103,34 +109,41 @@ class Firsts:
     ends: Numbers | Column
 
     def __init__(self, documents: Documents, room: int) -> None:
+        self._documents, self._room = documents, room
+        self.begins, self.ends = (Column(len(documents), compute) for compute in (self._begins_at, self._ends_at))
         if len(documents) <= IN_MEMORY:
-            ends = np.asarray(documents.ends)
-            self.begins = ends - documents.lengths
-            self.ends = np.minimum(ends, self.begins + room)
-            return
+            self.begins, self.ends = self.begins[:], self.ends[:]
 
-        def begins(places: Numbers) -> Numbers:
-            return np.where(places > 0, documents.ends[np.maximum(places - 1, 0)], 0)
+    def _begins_at(self, places: Numbers) -> Numbers:
+        if not len(places):
+            return places
+        return np.where(places > 0, np.asarray(self._documents.ends[np.maximum(places - 1, 0)]), 0)
 
-        self.begins = Column(len(documents), begins)
-        self.ends = Column(len(documents), lambda places: np.minimum(documents.ends[places], begins(places) + room))
+    def _ends_at(self, places: Numbers) -> Numbers:
+        return np.minimum(np.asarray(self._documents.ends[places]), self._begins_at(places) + self._room)
 
 
 def between(begins: Numbers | Column, ends: Numbers | Column, more: int) -> Numbers | Column:
     """The tokens from ``begins`` to ``ends``, and ``more``."""
-    if isinstance(begins, np.ndarray) and isinstance(ends, np.ndarray):
-        return ends - begins + more
-    return Column(len(begins), lambda places: ends[places] - begins[places] + more)
+    if not isinstance(begins, Column) or not isinstance(ends, Column):
+        return np.asarray(ends) - np.asarray(begins) + more
+    return Column(len(begins), partial(_between, begins, ends, more))
+
+
+def _between(begins: Column, ends: Column, more: int, places: Numbers) -> Numbers:
+    found: Numbers = ends[places] - begins[places] + more
+    return found
 
 
 def full(total: int, size: int) -> Numbers | Column:
     """The lengths of inputs of ``size`` tokens that ``total`` tokens are cut into; a last one of a single token is left out."""
     count = -(-total // size) - (total % size == 1)
+    lengths = Column(count, partial(_full, total, size))
+    return lengths if count > IN_MEMORY else lengths[:]
 
-    def lengths(places: Numbers) -> Numbers:
-        return np.minimum(total - places * size, size)
 
-    return lengths(np.arange(count)) if count <= IN_MEMORY else Column(count, lengths)
+def _full(total: int, size: int, places: Numbers) -> Numbers:
+    return np.minimum(total - places * size, size)
 
 
 def documents_before(documents: Documents, position: int) -> int:

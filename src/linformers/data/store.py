@@ -266,7 +266,7 @@ def check_order(ends: NDArray[np.int64]) -> None:
         before = int(block[-1])
 
 
-def check_range(numbers: NDArray[Any], count: int) -> None:
+def check_range(numbers: "NDArray[Any] | Pieces", count: int) -> None:
     """Raise a ValueError unless all numbers are from 0 to ``count - 1``; read in blocks."""
     for begin in range(0, len(numbers), BLOCK):
         block = np.asarray(numbers[begin : begin + BLOCK])
