@@ -252,7 +252,7 @@ def write_labels(shards: Sequence[Prepared], folder: Path) -> tuple[dict[str, An
             for begin in range(0, len(numbers), BLOCK):
                 writer.add(renumber[numbers[begin : begin + BLOCK]])
         writer.close()
-    place = {name: i for i, name in enumerate(labels)}
+    index = {name: i for i, name in enumerate(labels)}
     several = any(one.several for one in shards)
-    sets_of = {"label_sets": [[place[name] for name in own] for own in ordered]} if several else {}
+    sets_of = {"label_sets": [[index[name] for name in own] for own in ordered]} if several else {}
     return {"labels": labels, **sets_of}, class_notes(found)
