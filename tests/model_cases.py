@@ -85,8 +85,8 @@ STACKS = {f"encoder, {name}": options for name, options in ENCODERS.items()} | {
 }
 
 
-# Options that work on each position alone, or choose who stores a matrix, are the same in both kinds of stack; so is what two others
-# combine. Each is tested in one kind, and in the other by `make thorough`.
+# These options run the same code in both kinds of stack, or combine options that are tested on their own. Each is tested in one kind, and in
+# the other by `make thorough`.
 REPEATED = {
     *(
         f"encoder, {name}"
@@ -144,7 +144,7 @@ def by_name(cases: dict, kind: str = "") -> dict:
 
 
 def in_turn(names: Iterable[str]) -> dict:
-    """For what takes long: plain models without and with a mask, the others in turn; all of both by ``make thorough``."""
+    """For slow tests: plain models both without and with a mask, the others alternately; all combinations by ``make thorough``."""
     cases = [
         pytest.param(
             name, masked, marks=[] if name.endswith("plain") or masked == bool(i % 2) else [pytest.mark.thorough]
@@ -156,7 +156,7 @@ def in_turn(names: Iterable[str]) -> dict:
 
 
 def prepare(model: nn.Module) -> nn.Module:
-    """Float64, and no parameter that is only zeros or ones: an option that is left out then shows."""
+    """Float64, and no parameter that is only zeros or ones: otherwise an option without any effect would not be noticed."""
     model = model.double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -203,7 +203,7 @@ def source_ids(*shape: int) -> Tensor:
 
 
 def inputs(*shape: int) -> Tensor:
-    """``(b, n, channels)``, wanting a gradient."""
+    """``(b, n, channels)``, requiring a gradient."""
     return torch.randn(*shape, CHANNELS, dtype=torch.float64, requires_grad=True)
 
 

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from linformers.nn.state import DecodingState
 
+# How a model generates: reading the prompt, and one step. Their arguments and results are documented in `generate`.
 Start = Callable[[], tuple[Tensor, DecodingState]]
-
-
 Step = Callable[[Tensor, DecodingState, Tensor | None], Tensor]
 
 
@@ -28,7 +27,7 @@ class Generation(TypedDict, total=False):
         num_beams: keep this many continuations and return the likeliest; not with sampling or streaming.
         length_penalty: beams are ranked by their log probability divided by their length to this power.
         eos_token: ends a row.
-        pad_token: what follows in a row that has ended; the end token by default.
+        pad_token: fills a row that has ended; the end token by default.
         seed: for sampling.
     """
 
@@ -107,6 +106,7 @@ def check_options(max_new_tokens: int, options: Generation) -> None:
 
 
 def _tokens(start: Start, step: Step, count: int, options: Generation) -> Iterator[Tensor]:
+    """Yield at most ``count`` tokens ``(b,)``, greedy or sampled, until all rows have ended."""
     with torch.no_grad():
         logits, state = start()
     eos, pad = special_tokens(options, logits.shape[-1])
