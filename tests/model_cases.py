@@ -229,6 +229,17 @@ def run(model, x, mask=None, places=None, **more) -> dict[str, Tensor]:
     return outputs_and_gradients(forward, own, dict(model.named_parameters()))
 
 
+def assert_padding_has_no_influence(model, x, real):
+    """The second of two rows ``(2, n, channels)``, padded after ``real`` positions, equals the trimmed one, whatever the padding holds."""
+    n = x.shape[1]
+    mask = torch.arange(n) < torch.tensor([n, real])[:, None]
+    with torch.no_grad():
+        out = model(x, mask)
+        torch.testing.assert_close(out[1, :real], model(x[1:, :real])[0])
+        x[1, real:] = torch.nan
+        torch.testing.assert_close(model(x, mask)[mask], out[mask], rtol=0, atol=0)
+
+
 def changed(ids: Tensor, keep: Tensor, vocabulary: int = VOCABULARY) -> Tensor:
     """Other tokens where ``keep`` is False."""
     return torch.where(keep, ids, (ids + 1 + torch.randint_like(ids, vocabulary - 1)) % vocabulary)
