@@ -4,14 +4,14 @@ import pytest
 import reference_opened
 import torch
 from comparison import assert_close, outputs_and_gradients
-from opened_cases import PATTERNS, attend_means, mean_rows
+from opened_cases import PATTERNS, attend_means
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from linformers.ops import opened, opened_cpu, opened_parts
 from linformers.ops.gathered import attend_gathered, choose
 from linformers.ops.opened import Opening
-from linformers.ops.seen import block_owners, find_segments, kept_segments, see_at, segment_owners
+from linformers.ops.seen import block_owners, find_segments, kept_segments, see_at, segment_means, segment_owners
 
 B, H, D = 2, 2, 5
 MASKS = ("none", "trailing", "holes", "empty row")
@@ -303,7 +303,7 @@ def test_step_by_step_equals_the_parallel_pass(mask, reach):
     parallel, choices = run(inputs, opening, slots)
     real = torch.ones(B, N, dtype=torch.bool) if keep is None else keep
     segments = find_segments(opening.owner, slots, opening.width)
-    means = mean_rows(inputs["k"], segments), mean_rows(inputs["v"], segments)
+    means = segment_means(inputs["k"], segments), segment_means(inputs["v"], segments)
     kept = N if reach is None else max(reach, 2 * C)
     place = torch.arange(N) % kept
     for position in range(N):

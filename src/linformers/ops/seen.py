@@ -11,6 +11,7 @@ from torch import Tensor
 
 from linformers.ops.blocks import block_count, cut, neighbours
 from linformers.ops.masks import readable
+from linformers.ops.precision import single
 
 
 class Segments(NamedTuple):
@@ -111,6 +112,12 @@ def segment_rows(x: Tensor, segments: Segments) -> Tensor:
     else:
         rows = x.gather(2, places.view(b, 1, -1, 1).expand(b, g, -1, d))
     return rows.view(b, g, *places.shape[1:], d).masked_fill(~member[:, None, ..., None], 0.0)
+
+
+def segment_means(x: Tensor, segments: Segments) -> Tensor:
+    """The slots of exact keys or values ``(b, g, s, d)``: the mean of the real tokens of each segment, ``(b, g, k, d)``."""
+    total = segment_rows(x, segments).sum(3, dtype=single(x.dtype))
+    return (total / segments.tokens.clamp(min=1)[:, None, :, None]).to(x.dtype)
 
 
 def see_all(segments: Segments, keys: Tensor | None = None, values: Tensor | None = None) -> Seen:
