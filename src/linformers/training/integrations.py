@@ -9,8 +9,10 @@ def check_integrations(names: Sequence[str] | None) -> None:
     """Raise a ValueError for integrations that transformers does not know, or whose package is not installed."""
     if not names:
         return
-    from transformers.integrations import get_available_reporting_integrations
-    from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
+    from transformers.integrations.integration_utils import (
+        INTEGRATION_TO_CALLBACK,
+        get_available_reporting_integrations,
+    )
 
     for name in names:
         if name not in INTEGRATION_TO_CALLBACK:
