@@ -149,10 +149,14 @@ def memory(model: Model, hardware: Hardware, n: int, p: int, recompute: str = "n
     }
 
 
-def simulate(model: Model, hardware: Hardware, n: int, p: int, recompute: str = "none") -> dict[str, Any]:
+def simulate(
+    model: Model, hardware: Hardware, n: int, p: int, recompute: str = "none", *, overlap: bool = True
+) -> dict[str, Any]:
     """Seconds of a training step and of its parts, what a process receives, and its memory.
 
-    The exchange of the gradients runs beside the backward pass, two thirds of the arithmetic, but for those of the last layer.
+    Args:
+        overlap: the exchange of the gradients runs beside the backward pass, two thirds of the arithmetic, but for those of the last
+            layer, as with DDP; otherwise after it, as with ``sum_gradients``.
     """
     at_least_one(n=n, p=p)
     one_of("recompute", recompute, RECOMPUTE)
@@ -160,7 +164,7 @@ def simulate(model: Model, hardware: Hardware, n: int, p: int, recompute: str = 
     sums = 3 if recompute != "none" else 2
     slots = sums * model.layers * hardware.all_reduce(FLOAT32 * slot_numbers(model), p) + hardware.latency(p)
     exchange = hardware.all_reduce(FLOAT32 * model.parameters, p)
-    gradients = max(exchange - 2 / 3 * own, exchange / model.layers)
+    gradients = max(exchange - 2 / 3 * own, exchange / model.layers) if overlap else exchange
     seconds = own + same + slots + gradients
     alone = sum(step_flops(model, n, recompute)) / hardware.rate
     found = memory(model, hardware, n, p, recompute)

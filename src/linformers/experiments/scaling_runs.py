@@ -69,7 +69,7 @@ def run(settings: Settings, report: Report = lambda text: None, done: Report = l
     )
     result |= {"rate": rate, "latency": latency, "bandwidth": bandwidth, "hardware": asdict(hardware)}
     for (n, p), found_here in measured.items():
-        expected = simulate(settings.model, hardware, n, p)
+        expected = simulate(settings.model, hardware, n, p, overlap=False)
         activations = expected["memory"]["activations"]
         result["cells"].append(
             {
