@@ -102,7 +102,7 @@ def test_a_whole_transformer_with_all_slots_open():
     model = nn.Transformer(16, 2, 1, 1, 19, batch_first=True, dtype=torch.float64).eval()
     original = copy.deepcopy(model)
     report = linearize(model, k=8, max_len=16, causal="block", block_size=4, cross="linear", open_slots=8)
-    assert "mean, block-causal with blocks of 4, 8 opened slots (at most 16 exact keys a query)" in str(report)
+    assert "mean, block-causal with blocks of 4, 8 opened slots (at most 16 exact keys per query)" in str(report)
     source, target = (torch.randn(3, n, 16, dtype=torch.float64, requires_grad=True) for n in (13, 15))
     padding = torch.arange(13) >= torch.tensor([13, 4, 7])[:, None]
     masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
@@ -155,7 +155,7 @@ def test_the_report_says_how_many_exact_keys(window):
     opened = 4 + 4  # the largest two of segments of 1, 3, 4, 4 and 1 tokens
     near = 3 * window + 2 * 3 if window else 0  # and the keys outside a window of segments that touch it
     assert all(new.exact_keys == min(N, opened + near) for new in report.replaced)
-    assert f"2 opened slots (at most {min(N, opened + near)} exact keys a query)" in str(report)
+    assert f"2 opened slots (at most {min(N, opened + near)} exact keys per query)" in str(report)
     assert "exact keys" not in str(linearize(make("bert"), k=K, max_len=N))
 
 

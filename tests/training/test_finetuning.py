@@ -160,8 +160,8 @@ def test_texts_with_several_classes(name, several, tmp_path):
         ({"task": "mlm", "long": "windows"}, "--long windows is for --task classify, and the task is mlm"),
         ({"task": "classify", "token_dropout": 1.0}, r"--token-dropout must be from 0 to less than 1, got 1\.0"),
         ({"task": "classify", "epochs": 0.0}, r"--epochs must be more than 0, got 0\.0"),
-        ({"freeze_body": True}, "--freeze-body is about the weights that --from brings along; give --from"),
-        ({"source": "a", "freeze_body": True, "body_rate": 0.5}, "--freeze-body trains nothing of the body"),
+        ({"freeze_body": True}, "--freeze-body applies to the weights that --from loads; give --from"),
+        ({"source": "a", "freeze_body": True, "body_rate": 0.5}, "--freeze-body does not train the body"),
         ({"task": "classify", "label_separator": ""}, "--label-separator is empty"),
     ],
 )

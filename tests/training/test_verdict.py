@@ -25,7 +25,7 @@ def test_a_language_model_is_measured_by_its_perplexity():
     assert verdict({"task": "clm", "loss": 3.0}) == []
 
 
-def test_classes_are_measured_by_accuracy_and_certainty_is_named():
+def test_classes_are_measured_by_accuracy_and_overconfidence_is_named():
     words = {"name": "TF-IDF regression", "loss": 0.4, "perplexity": 1.5, "accuracy": 0.866}
     base = {"loss": 0.69, "perplexity": 2.0, "accuracy": 0.5}
     results = {"task": "classify", "loss": 1.2, "perplexity": 3.3, "accuracy": 0.633, "unseen": 0.4, "baseline": base}
@@ -47,11 +47,11 @@ def test_nothing_is_advised_that_the_run_had():
     had = {"patience": 3, "dropout": 0.1, "source": "run"}
     first, second = verdict({**results, "had": had})
     assert first.endswith("90.0 %; try more texts")
-    assert second.endswith("a lower --learning-rate or --label-smoothing 0.1 makes it less certain")
+    assert second.endswith("a lower --learning-rate or --label-smoothing 0.1 helps")
     first, second = verdict({**results, "had": {"patience": 0, "dropout": 0.0}})
     assert first.endswith("try --from a run that was trained on text (mlm), --patience 3 (it keeps the weights of the "
                           "best evaluation), --dropout 0.1, or more texts")  # fmt: skip
-    assert second.endswith("--patience 3 keeps the weights before that")
+    assert second.endswith("--patience 3 keeps the weights from before it became so")
     (said,) = verdict(text(5.0, 500.0, had={"source": "run"}))
     assert said.endswith("try more --max-steps, a larger --preset, or more text")
 

@@ -31,10 +31,10 @@ def collate(
     Args:
         examples: of ``Examples``.
         pad_id: fills ``input_ids``.
-        start_id: add ``decoder_input_ids``, the labels shifted by one after this token; for sequence to sequence.
-        multiple: pad to a multiple of this length,
-        longest: but not beyond this length.
-        longest_target: the same for labels, if it differs.
+        start_id: add ``decoder_input_ids``: this token, then all labels but the last; for sequence to sequence.
+        multiple: pad to a multiple of this length.
+        longest: do not pad to more than this length, whatever ``multiple`` is.
+        longest_target: ``longest`` for the labels of sequence to sequence; None means ``longest``.
 
     Returns:
         ``input_ids`` and ``attention_mask`` ``(b, n)``; ``labels`` ``(b, n)`` or ``(b, t)``, padded with -100, or ``(b,)`` for classes, or ``(b, c)`` of 0 and 1 where
@@ -48,7 +48,7 @@ def collate(
     if np.ndim(labels[0]) == 0:
         batch["labels"] = torch.tensor(labels, dtype=torch.long)
         return batch
-    if np.asarray(labels[0]).dtype.kind == "f":  # which of several classes each has
+    if np.asarray(labels[0]).dtype.kind == "f":  # 1 for each class that a text has
         batch["labels"] = torch.from_numpy(np.stack(labels))
         return batch
     asked, _ = pad(labels, IGNORED, multiple, longest_target or longest)
@@ -77,8 +77,8 @@ def pad(
 class LengthBatches(torch.utils.data.Sampler[list[int]]):
     """Batches of examples of similar length; a pure function of the seed and the epoch.
 
-    Shuffled: examples are shuffled, those of some batches are sorted by length, and the batches are shuffled again. Otherwise all
-    are sorted by length.
+    With ``shuffle``, examples are shuffled, sorted by length within pools of several batches, and the batches are shuffled again.
+    Otherwise all examples are sorted by length.
 
     Args:
         lengths: of the examples.
@@ -115,7 +115,7 @@ class LengthBatches(torch.utils.data.Sampler[list[int]]):
             yield order[start : start + self.batch_size].tolist()
 
     def order(self) -> NDArray[np.int64]:
-        """All examples in order, similar lengths side by side."""
+        """The indices of all examples, similar lengths next to each other."""
         if not self.shuffle:
             return np.argsort(-self.lengths, kind="stable")
         order = np.random.default_rng([self.seed, self.epoch, 0]).permutation(len(self.lengths))

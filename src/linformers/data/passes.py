@@ -11,7 +11,7 @@ from linformers.data.split import Split, class_notes
 from linformers.data.store import Numbers, Writer
 from linformers.data.vocabulary import Encoder
 
-Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much
+Progress = Callable[[str, int, int | None], None]  # the name of the work, how much of it is done, how much there is
 AT_ONCE = 1 << 20  # characters that are encoded together
 
 
@@ -30,7 +30,7 @@ class Work:
             progress,
         )
         self.labels: list[str] = []
-        self.several = False  # whether a document can have several
+        self.several = False  # whether a document can have several labels
         self.label_sets: list[list[int]] = []
         self.notes: list[str] = list(corpus.notes)
         self.dtype = "uint16"
@@ -38,7 +38,7 @@ class Work:
         self.unknown = 0.0
 
     def read(self, what: str, reading: Reading) -> Iterator[Record]:
-        """One pass, up to the limit."""
+        """The records of one pass over the corpus, up to the limit, with its progress shown as ``what``."""
         characters = told = limited = 0
         self.progress(what, 0, self.corpus.size)
         for record in self.corpus.read(reading):
@@ -78,16 +78,18 @@ class Work:
 
     def left_out(self, reading: Reading) -> str:
         """What was left out, for a message; begins with a colon."""
-        said = []
+        notes = []
         if reading.empty:
-            said.append(f"{len(reading.empty)} empty files left out ({first(reading.empty)})")
+            notes.append(f"{len(reading.empty)} empty files left out ({first(reading.empty)})")
         if reading.blank:
-            said.append(f"{reading.blank} documents without text left out")
+            notes.append(f"{reading.blank} documents without text left out")
         if reading.repeated:
-            said.append(f"{reading.repeated} documents left out, because they are also in the test or validation files")
+            notes.append(
+                f"{reading.repeated} documents left out, because they are also in the test or validation files"
+            )
         if reading.cut:
-            said.append(f"{len(reading.cut)} very long files were cut ({first(reading.cut)})")
-        return ": " + "; ".join(said) if said else ""
+            notes.append(f"{len(reading.cut)} very long files were cut ({first(reading.cut)})")
+        return ": " + "; ".join(notes) if notes else ""
 
     def write(self, tokenizer: Any, folder: Path) -> dict[str, dict[str, Any]]:
         """Write the documents of all parts, and return the counts and digests that ``load`` checks."""
@@ -97,7 +99,7 @@ class Work:
         if self.kind == "pairs":
             writers |= {f"{part}.target": Writer(folder / f"{part}.target", self.dtype) for part in PARTS}
         numbers: dict[str, Numbers] = {part: Numbers(folder / f"{part}.labels.npy", "int32") for part in PARTS}
-        names: dict[tuple[str, ...], int] = {}  # the classes that a document has; only one, or a set of several
+        names: dict[tuple[str, ...], int] = {}  # a number for each set of classes that a document has
         found: dict[str, list[int]] = {}  # documents of each class in each part
         unknown = tokens = 0
         try:
@@ -140,7 +142,7 @@ class Work:
     def finish_labels(
         self, names: dict[tuple[str, ...], int], found: dict[str, list[int]], numbers: dict[str, Numbers]
     ) -> None:
-        """Number the classes in the order of their names; where documents have several, also the sets of them."""
+        """Number the classes by name; where documents have several, also the sets of classes."""
         if self.kind != "labelled":
             for one in numbers.values():
                 one.close()
@@ -177,7 +179,7 @@ class Sample:
         self._bits = 0
 
     def add(self, key: int, text: str) -> None:
-        """Take a text if its fingerprint is among those sampled."""
+        """Add a text to the sample if its fingerprint is among those that are sampled."""
         if not self._takes(key):
             return
         self.texts.append((key, text))

@@ -143,7 +143,7 @@ def load(directory: Path | str, *, verify: bool = False) -> Prepared:
         verify: read all tokens and compare their digests, too.
 
     Raises:
-        ValueError: if it is not one, is of another version, or its files are not those that were written.
+        ValueError: if it is not a prepared directory, is of another version, or its files are not those that were written.
     """
     directory = Path(directory)
     about = read_about(directory)

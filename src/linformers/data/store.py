@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from linformers.files.checked import open_regular
 
 TYPES = ("uint16", "uint32")  # of tokens; other types, such as floats, are refused when a directory is read
-BLOCK = 1 << 22  # numbers that are checked at once
+CHUNK = 1 << 22  # numbers that are checked at once, and bytes that are copied at once
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 
@@ -45,9 +45,8 @@ class Documents(Sequence[Tokens]):
         last = int(ends[-1]) if len(ends) else 0
         if rest or last != count:
             raise ValueError(f"{path} has {path.stat().st_size} bytes, and not {last} tokens of the type {dtype}")
-        tokens = (
-            np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype)
-        )  # an empty file cannot be mapped
+        # An empty file cannot be mapped.
+        tokens = np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype)
         documents = cls(tokens, ends)
         documents._opened = (stem, dtype)
         return documents
@@ -144,8 +143,8 @@ class Numbers:
         # Not through a memory map: on a full disk that would end the process with a bus error.
         with self.path.open("wb") as final, self._raw.open("rb") as raw:
             np.lib.format.write_array_header_1_0(final, header)
-            while block := raw.read(1 << 22):
-                values = np.frombuffer(block, self.dtype)
+            while chunk := raw.read(CHUNK):
+                values = np.frombuffer(chunk, self.dtype)
                 final.write((values if renumber is None else renumber[values]).astype(self.dtype).tobytes())
         self._raw.unlink()
 
@@ -182,20 +181,20 @@ def read_numbers(path: Path, dtype: str) -> NDArray[Any]:
 
 
 def check_order(ends: NDArray[np.int64]) -> None:
-    """Raise a ValueError unless the ends of documents rise, from 0; read in blocks."""
+    """Raise a ValueError unless the ends of documents rise, from 0; read in chunks."""
     before = 0
-    for begin in range(0, len(ends), BLOCK):
-        block = np.asarray(ends[begin : begin + BLOCK])
-        if (np.diff(block, prepend=before) < 0).any():
-            raise ValueError(f"a document among {begin} to {begin + len(block) - 1} ends before it begins")
-        before = int(block[-1])
+    for begin in range(0, len(ends), CHUNK):
+        chunk = np.asarray(ends[begin : begin + CHUNK])
+        if (np.diff(chunk, prepend=before) < 0).any():
+            raise ValueError(f"a document among {begin} to {begin + len(chunk) - 1} ends before it begins")
+        before = int(chunk[-1])
 
 
 def check_range(numbers: NDArray[Any], count: int) -> None:
-    """Raise a ValueError unless all numbers are from 0 to ``count - 1``; read in blocks."""
-    for begin in range(0, len(numbers), BLOCK):
-        block = np.asarray(numbers[begin : begin + BLOCK])
-        low, high = int(block.min()), int(block.max())
+    """Raise a ValueError unless all numbers are from 0 to ``count - 1``; read in chunks."""
+    for begin in range(0, len(numbers), CHUNK):
+        chunk = np.asarray(numbers[begin : begin + CHUNK])
+        low, high = int(chunk.min()), int(chunk.max())
         if low < 0 or high >= count:
             raise ValueError(f"it has numbers from {low} to {high}, and must have those from 0 to {count - 1}")
 
@@ -204,6 +203,6 @@ def digest(path: Path) -> str:
     """The digest that ``Writer.close`` gave for this file."""
     found = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
+        while chunk := file.read(1 << 20):
+            found.update(chunk)
     return found.hexdigest()

@@ -24,7 +24,7 @@ from linformers.ops.span import refuse
 
 
 class Classifier(LinformerPreTrainedModel):
-    """What the classifiers have in common: dropout after the features, and pooling."""
+    """Shared by the classifiers: dropout after the features, and pooling."""
 
     weigh: nn.Linear | None
 
@@ -46,7 +46,7 @@ class Classifier(LinformerPreTrainedModel):
 
 
 class LinformerForSequenceClassification(Classifier):
-    """Logits of the classes of a sequence, or numbers (``problem_type="regression"``)."""
+    """Logits of the classes of a sequence, or predicted numbers (``problem_type="regression"``)."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
@@ -153,9 +153,9 @@ class LinformerForTokenClassification(Classifier):
 
 
 class LinformerForQuestionAnswering(LinformerPreTrainedModel):
-    """Logits of where the answer in a text begins and where it ends."""
+    """Logits of the first and of the last token of the answer in a text."""
 
-    accepts_loss_kwargs = False  # the Trainer counts labels, and these are positions
+    accepts_loss_kwargs = False  # the Trainer counts labels, and this model has positions instead
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
@@ -208,7 +208,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
 
 
 class LinformerForMultipleChoice(Classifier):
-    """Logits of several texts, of which one is right."""
+    """Logits of several choices, each a text; one of them is right."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)

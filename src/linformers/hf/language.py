@@ -18,7 +18,7 @@ from linformers.ops.span import refuse
 
 
 class LanguageModel(LinformerPreTrainedModel):
-    """What the language models have in common: features to logits."""
+    """Shared by the language models: features to logits."""
 
     lm_head: nn.Linear
 
@@ -61,8 +61,8 @@ class LinformerForMaskedLM(LanguageModel):
         """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, -100 where there is none, also the loss.
 
         Args:
-            asked_only: compute the logits only of positions that have a label, ``(labels, v)``: the loss is the same, at a fraction
-                of the cost of the output layer.
+            asked_only: compute the logits of positions with a label only, ``(labels, v)``: the same loss, at a fraction of the cost of the
+                output layer.
         """
         outputs = self.model(
             input_ids,

@@ -81,7 +81,8 @@ class LinformerPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
-        if isinstance(module, Projection):  # more than one call of torch.nn.init, and transformers guards only these
+        # transformers leaves loaded tensors alone in calls of torch.nn.init only; a projection also initialises itself by other calls.
+        if isinstance(module, Projection):
             if not any(map(is_initialized, module.state_dict(keep_vars=True).values())):
                 module.reset_parameters()
         elif std is not None and isinstance(module, nn.Linear | nn.Embedding):
@@ -245,7 +246,7 @@ class LinformerModel(LinformerPreTrainedModel):
         if self.token_type_emb is not None:
             types = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device) if types is None else types
             return x + self.token_type_emb(types)
-        # Many tokenisers return zeros by default; other values are meant to have an effect.
+        # Many tokenisers return zeros by default, which mean nothing; other values are meant to have an effect.
         if types is not None and readable(types) and types.any():
             raise ValueError(
                 f"got token_type_ids up to {int(types.max())}, but the model was built with type_vocab_size=0"
@@ -302,8 +303,8 @@ def token_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None
     """Mean cross-entropy of ``(..., v)`` logits over the labels that are not -100.
 
     Args:
-        count: divide by this instead of the number of labels: that of all batches whose gradients are accumulated. The labels of a sequence
-            that is split over processes are all counted, and the losses of the processes add up.
+        count: divide by this instead of the number of labels: the number in all batches whose gradients are accumulated. If None and a
+            sequence is split over processes, the labels of all processes are counted, so that their losses add up to the mean.
     """
     labels = labels.to(logits.device).flatten()
     total = F.cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")

@@ -21,7 +21,7 @@ Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 
 
 class Sample(NamedTuple):
-    """What one attention computed with in one batch."""
+    """The inputs of one attention in one batch."""
 
     q: Tensor  # (b, h, n, d)
     k: Tensor  # (b, h, n, d)
@@ -39,7 +39,7 @@ def run(model: nn.Module, batch: Batch) -> Any:
 
 @torch.no_grad()
 def slots_for(samples: Sequence[Sample], share: float) -> int:
-    """The smallest k whose largest singular values are ``share`` of the sum of all, in the mean over samples and heads.
+    """The smallest k whose largest singular values are ``share`` of the sum of all, averaged over samples and heads.
 
     This is the spectrum of the attention matrices, n x n, so it is computed one sample and head at a time.
 
@@ -83,9 +83,9 @@ def fit(
     local_window: int = 0,
     open_slots: int = 0,
 ) -> tuple[float, float]:
-    """Train a projection so that the attention output of its layer is nearest to the exact one.
+    """Train a projection so that the attention output of its layer comes close to the exact one.
 
-    Nothing but the projection changes, and the best state that was seen on all samples is kept, so that the error never grows.
+    Nothing but the projection changes, and the weights with the smallest error on all samples are kept, so that the error never grows.
 
     Returns:
         The error before and after (see :func:`output_error`).
@@ -106,7 +106,7 @@ def fit(
     for step, sample in enumerate(turns, 1):
         with torch.enable_grad():
             part, whole = _distance(projection, sample, local_window, open_slots)
-            if not part.requires_grad:  # so short that it is exact
+            if not part.requires_grad:  # an input of at most k tokens is exact: nothing to learn from it
                 continue
             gradients = torch.autograd.grad(part / whole, parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -125,7 +125,7 @@ def fit(
 
 
 def _distance(projection: Projection, sample: Sample, local_window: int, open_slots: int) -> tuple[Tensor, Tensor]:
-    """The squared distance of one batch's output to the exact one, and the latter's squared size."""
+    """The squared distance of one batch's output to the exact output, and the squared size of the exact output."""
     q, k, v, keep, source = sample
     exact = attend(q, k, v, keep)
     seen: dict[str, Any] = {"block": local_window, "source": source, "opens": Opens(open_slots) if open_slots else None}

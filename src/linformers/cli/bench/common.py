@@ -19,7 +19,7 @@ class Common:
     Parameters
     ----------
     rounds
-        How many times each contender runs; the fastest counts. By default a few times, fewer for slow ones.
+        How many times each contender runs; the fastest run counts. By default a few times, and once if it is slow.
     threads
         Threads of torch.
     out
@@ -47,12 +47,12 @@ def measure(
     x: str = "n",
     y: str = "seconds",
 ) -> None:
-    """Run an experiment under a progress bar, print its tables, and write what it found."""
+    """Run an experiment under a progress bar, print its tables, and write its result and a plot if ``--out`` is given."""
     from linformers.experiments import bench_results
 
     console = Console()
     if common.rounds is not None and hasattr(settings, "budget"):
-        settings = dataclasses.replace(settings, budget=None)  # as often as was asked for
+        settings = dataclasses.replace(settings, budget=None)  # exactly as many rounds as the user asked for
     with bench_results.progress(steps) as (say, advance):
         result = run(settings, say, lambda _: advance())
     bench_results.show_machine(result, console)

@@ -40,7 +40,7 @@ def complexity(
     heads
         Attention heads.
     memory
-        Measure the peak memory too, in a process for each.
+        Also measure the peak memory, each in a process of its own.
     """
     from linformers.experiments import complexity as experiment
 

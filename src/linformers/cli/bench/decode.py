@@ -24,7 +24,7 @@ def decode(
     Parameters
     ----------
     positions
-        Tokens that were read before.
+        Positions at which a token is decoded: the number of tokens before it.
     channels
         Channels of the model.
     depth
@@ -32,7 +32,7 @@ def decode(
     k
         Slots.
     slots
-        Kinds of slots: `linformers` (learned), `content`, `opened` (segment means, of which a query opens four).
+        Kinds of slots: `linformers` (learned), `content`, `opened` (segment means; a query opens four of them).
     """
     from linformers.experiments import decode as experiment
 

@@ -47,7 +47,7 @@ def memory(
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """Bytes, and bytes a number of the input."""
+    """Peak memory, also as a multiple of the input's size."""
     from linformers.experiments.bench_results import megabytes, pivot
 
     title = "peak memory of a training step (in brackets: as a multiple of the input)"

@@ -30,9 +30,9 @@ def peers(
         Compare with these only: linformer, linformer-pytorch, "torch MHA", "torch SDPA", nystrom-attention, performer-pytorch,
         local-attention.
     memory
-        Measure the peak memory too, in a process for each.
+        Also measure the peak memory, each in a process of its own.
     longest_full
-        The longest input that full attention gets; its time grows with the square.
+        Full attention is not run on more positions than this; its time grows with their square.
     """
     from linformers.experiments import peers as experiment
 

@@ -35,7 +35,7 @@ def stream(
     slots
         Kinds of slots: `linformers` (learned), `content`.
     memory
-        Measure the working memory too, in a process for each.
+        Also measure the working memory, each in a process of its own.
     """
     from linformers.experiments import streaming as experiment
 
