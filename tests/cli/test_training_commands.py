@@ -129,7 +129,7 @@ def test_wrong_usage(tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
-def test_an_interruption_is_130_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+def test_an_interruption_is_130_and_says_how_to_resume(tmp_path, monkeypatch, capsys):
     def interrupted(*args, **options):
         raise Interrupted("interrupted at step 5; resume with: linformers train --out run")
 

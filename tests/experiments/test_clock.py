@@ -1,4 +1,4 @@
-"""How long a comparison may take: the operations of its models are those that torch counts, and finished cells count more."""
+"""The estimated time of a comparison: the operations of its models are those that torch counts, and finished cells replace them."""
 
 import dataclasses
 import json

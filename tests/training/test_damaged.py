@@ -57,7 +57,7 @@ def damage(runs, tmp_path, capsys):
 
 
 def relist(directory):
-    """Make the manifest fit, as someone would who wants a file to be read."""
+    """Make the manifest match a changed file, as an attacker would, so that the file is read."""
     path = directory / "manifest.json"
     if path.is_file():
         found = json.loads(path.read_text())
@@ -204,7 +204,7 @@ def test_a_manifest_names_only_files_of_its_directory(damage):
 
 
 def test_a_type_that_is_no_number_does_not_crash(runs, tmp_path, capsys):
-    """`dtype` went to numpy as it was: "O" made object pointers of bytes."""
+    """Only known types reach numpy: with the `dtype` "O" it would make object pointers of bytes."""
     data = tmp_path / "data"
     shutil.copytree(runs / "data" / "clm", data)
     about = json.loads((data / "prepared.json").read_text())

@@ -1,4 +1,4 @@
-"""How long a training takes is said after its first updates, and on every line."""
+"""The time of a training is estimated after its first updates, and every line has the time left."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""What results say beside the baselines, and what to try when they are behind."""
+"""Results compared with their baselines in words, and what to try if a baseline is better."""
 
 import pytest
 from training_cases import run
@@ -62,7 +62,7 @@ def test_results_say_what_the_run_had(data, tmp_path):
 
 
 def test_several_classes_are_measured_by_f1():
-    """Every pair of a text and a class that are apart counts for accuracy, also where nothing is found."""
+    """Accuracy also counts every pair of a text and a class that it does not have, so that it is high where nothing is found."""
     base = {"loss": 0.3, "perplexity": 1.3, "accuracy": 0.95, "f1": 0.0}
     results = {"task": "classify", "loss": 0.2, "perplexity": 1.2, "accuracy": 0.95, "f1": 0.6, "exact": 0.5}
     assert verdict({**results, "baseline": base}) == ["ahead of frequencies alone: f1 60.0 % against 0.0 %"]
