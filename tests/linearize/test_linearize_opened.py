@@ -7,7 +7,7 @@ import pytest
 import reference_opened
 import torch
 import transformers
-from encoder_cases import NAMES, TEXT_NAMES, N, inputs, make, pair
+from encoder_cases import NAMES, TEXT_NAMES, N, assert_same_gradients, inputs, make, pair
 from torch import nn
 
 from linformers.export import export, load
@@ -59,13 +59,7 @@ def test_gradients_reach_every_weight_and_nothing_is_shortened_early():
     model, original = pair("bert")
     linearize(model, k=K, max_len=N, open_slots=K)
     batch = inputs("bert", N, (N, 6))
-    weight = torch.randn(12, dtype=torch.float64)
-    for each in (model, original):
-        (each(**batch).last_hidden_state[:, 0] * weight).sum().backward()
-    gradients = dict(model.named_parameters())
-    for key, parameter in original.named_parameters():
-        if parameter.grad is not None:
-            torch.testing.assert_close(gradients[key].grad, parameter.grad, rtol=1e-8, atol=1e-9)
+    assert_same_gradients(model, original, batch)
 
 
 @pytest.mark.parametrize("window", [0, 2])

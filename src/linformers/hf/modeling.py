@@ -92,8 +92,21 @@ class LinformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | nn.LayerNorm):
             module.reset_parameters()
 
-    def _answer(self, kind: type[ModelOutput], return_dict: bool | None, **values: Any) -> Any:
-        """An output of this kind, or a tuple with ``return_dict=False``."""
+    def _features(
+        self, *inputs: Tensor | None, output_attentions: bool | None, output_hidden_states: bool | None
+    ) -> Any:
+        """The output of the model inside, without a cache.
+
+        Args:
+            inputs: ``input_ids``, ``attention_mask``, ``token_type_ids`` and ``inputs_embeds``.
+        """
+        shown = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        return self.model(*inputs, use_cache=False, **shown, return_dict=True)
+
+    def _answer(self, kind: type[ModelOutput], return_dict: bool | None, features: Any = None, **values: Any) -> Any:
+        """An output of this kind, with the states and weights of ``features``; a tuple with ``return_dict=False``."""
+        if features is not None:
+            values |= {"hidden_states": features.hidden_states, "attentions": features.attentions}
         output = kind(**values)
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 

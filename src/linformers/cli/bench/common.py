@@ -10,6 +10,9 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+Sizes = Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")]
+Names = Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")]
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,10 @@ class Common:
     def given(self, **options: Any) -> dict[str, Any]:
         """The options that were given, for the settings of an experiment."""
         return {key: value for key, value in {**options, "rounds": self.rounds}.items() if value is not None}
+
+    def sizes(self, given: dict[str, Any], quick: dict[str, Any], **off: bool) -> dict[str, Any]:
+        """The given options; with ``--quick`` small sizes where none was given, and ``off`` whatever was given."""
+        return {**quick, **given, **off} if self.quick else given
 
 
 def measure(
