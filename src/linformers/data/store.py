@@ -10,6 +10,7 @@ from typing import Any, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from linformers.checks import one_of
 from linformers.files.checked import open_regular
 
 TYPES = ("uint16", "uint32")  # of tokens; other types, such as floats, are refused when a directory is read
@@ -37,8 +38,7 @@ class Documents(Sequence[Tokens]):
         Raises:
             ValueError: for a type that ``Writer`` does not write, and for files that disagree on the number of tokens.
         """
-        if dtype not in TYPES:
-            raise ValueError(f"tokens are one of {', '.join(map(repr, TYPES))}, got {dtype!r}")
+        one_of("the type of tokens", dtype, TYPES)
         path = stem.with_name(stem.name + ".tokens.bin")
         count, rest = divmod(path.stat().st_size, np.dtype(dtype).itemsize)
         ends = read_numbers(stem.with_name(stem.name + ".ends.npy"), "int64")

@@ -81,7 +81,6 @@ def fit(
     steps: int,
     lr: float = 3e-3,
     local_window: int = 0,
-    open_slots: int = 0,
 ) -> tuple[float, float]:
     """Train a projection so that the attention output of its layer comes close to the exact one.
 
@@ -98,14 +97,14 @@ def fit(
         raise ValueError(
             f"{type(projection).__name__} has nothing to fit; use method='learnable' or 'content', or leave fit_steps at 0"
         )
-    before = best = output_error(projection, samples, local_window, open_slots)
+    before = best = output_error(projection, samples, local_window)
     state = [p.detach().clone() for p in parameters]
     optimizer = torch.optim.Adam(parameters, lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     turns = itertools.islice(itertools.cycle(samples), steps)
     for step, sample in enumerate(turns, 1):
         with torch.enable_grad():
-            part, whole = _distance(projection, sample, local_window, open_slots)
+            part, whole = _distance(projection, sample, local_window)
             if not part.requires_grad:  # an input of at most k tokens is exact: nothing to learn from it
                 continue
             gradients = torch.autograd.grad(part / whole, parameters)
@@ -114,7 +113,7 @@ def fit(
         optimizer.step()
         schedule.step()
         if step % max(1, steps // 4) == 0 or step == steps:
-            error = output_error(projection, samples, local_window, open_slots)
+            error = output_error(projection, samples, local_window)
             if error < best:
                 best, state = error, [p.detach().clone() for p in parameters]
     with torch.no_grad():
@@ -124,7 +123,7 @@ def fit(
     return before, best
 
 
-def _distance(projection: Projection, sample: Sample, local_window: int, open_slots: int) -> tuple[Tensor, Tensor]:
+def _distance(projection: Projection, sample: Sample, local_window: int, open_slots: int = 0) -> tuple[Tensor, Tensor]:
     """The squared distance of one batch's output to the exact output, and the squared size of the exact output."""
     q, k, v, keep, source = sample
     exact = attend(q, k, v, keep)
