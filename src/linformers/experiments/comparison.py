@@ -349,7 +349,7 @@ def caption(name: str, result: Mapping[str, Any]) -> str:
     shown = {"test-accuracy": "Accuracy", "test-f1": "F1"}.get(name, score)
     points = "a point for each seed and a bar for the mean" if several else "one seed each"
     return (
-        f"{shown} of every contender on the test part after {budget(settings)}, {points}. The axis has a least width, so "
+        f"{shown} of every contender on the test part after {budget(settings)}, {points}. The axis has a minimum width, so "
         "that a small difference looks small; baselines are drawn where they are within it."
     )
 

@@ -298,7 +298,7 @@ def scores(
 ) -> "Figure":
     """A point for each seed and a bar for the mean, a row for each contender, the first at the top.
 
-    The axis has a least span, which its label says: otherwise the smallest difference would fill the whole width. Baselines are
+    The axis has a minimum span, which its label gives: otherwise the smallest difference would fill the whole width. Baselines are
     drawn if they are within.
     """
     from matplotlib.figure import Figure
@@ -334,7 +334,7 @@ def scores(
 
 
 def span(values: Sequence[float], accuracy: bool) -> tuple[float, float]:
-    """The limits of an axis for these values, a little wider than they are, and never narrower than the least span."""
+    """The limits of an axis for these values, a little wider than they are, and never narrower than the minimum span."""
     low, high = min(values), max(values)
     least = LEAST_POINTS if accuracy else LEAST_SPAN * abs(fmean(values))
     half = max(1.1 * (high - low), least, 1e-9) / 2

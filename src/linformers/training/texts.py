@@ -22,7 +22,7 @@ AT_ONCE = 1024  # texts that are sorted by length together
 
 
 class Result(NamedTuple):
-    """The mean of what a model gives for the pieces of a text, weighted by their tokens.
+    """The mean output of a model over the pieces of a text, weighted by their tokens.
 
     Args:
         values: ``(...)``.
@@ -88,7 +88,7 @@ def averaged(
     batch_size: int,
     device: Any,
 ) -> list[NDArray[np.float64]]:
-    """The mean of what a model gives for the windows of each text, weighted by their tokens."""
+    """The mean output of a model over the windows of each text, weighted by their tokens."""
     rows = iter(sorted_rows([one for own in windows for one in own], model, pad_id, batch_size, device))
     return [np.average([next(rows) for _ in own], axis=0, weights=[len(one) for one in own]) for own in windows]
 

@@ -100,7 +100,7 @@ class RunTrainer(Trainer):
         return self.train_loader
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """AdamW; matrices decay, learned projections take smaller steps, and so does what came from a source if the settings say so."""
+        """AdamW with weight decay on matrices, and smaller learning rates for learned projections and, with ``body_rate``, for weights of a source."""
         if self.optimizer is None:
             whole: Any = self.model if model is None else model
             slow = {id(p) for p in projection_parameters(whole)}
