@@ -279,7 +279,7 @@ def test_files_of_tokens_are_what_prepared_json_says(runs, tmp_path):
         np.lib.format.write_array_header_1_0(file, header)
     with pytest.raises(ValueError, match="numbers must have"):
         load(data)
-    with pytest.raises(ValueError, match="tokens are one of 'uint16', 'uint32', got 'O'"):
+    with pytest.raises(ValueError, match="the type of tokens must be one of 'uint16', 'uint32'; got 'O'"):
         Documents.open(data / "train", "O")
 
 

@@ -63,6 +63,8 @@ def prepare(
     listops_length: Annotated[tuple[int, int] | None, Parameter(negative="")] = None,
     listops_depth: Size = None,
     listops_args: Size = None,
+    shard: str | None = None,
+    join: Flag = False,
     overwrite: Flag = False,
     quick: Flag = False,
 ) -> None:
@@ -86,6 +88,10 @@ def prepare(
     Example: linformers prepare --kind labelled --listops 10000 1000 1000 --listops-length 50 500 --out prepared/listops
 
     Example: linformers prepare --dataset Salesforce/wikitext --dataset-config wikitext-2-raw-v1 --out prepared/wikitext
+
+    Example: linformers prepare crawl/ --tokenizer prepared/sample/tokenizer --shard 3/64 --out prepared/crawl
+
+    Example: linformers prepare --join --out prepared/crawl
 
     Parameters
     ----------
@@ -143,6 +149,10 @@ def prepare(
         The largest depth of an expression; by default 10.
     listops_args
         The most arguments of an operation; by default 10.
+    shard
+        Prepare one part of the files, i/N from 0/N to N-1/N; `rank` takes i and N from torchrun. It needs a --tokenizer that exists.
+    join
+        Make one directory of all shards of --out.
     overwrite
         Replace a directory that was prepared from other sources or with other options.
     quick
@@ -150,12 +160,20 @@ def prepare(
     """
     from linformers import data
     from linformers.cli.progress import bar
+    from linformers.data.shards import parse_shard, shard_directory
 
+    if join:
+        if sources or shard is not None:
+            raise ValueError("--join takes the shards of --out, and no sources or --shard")
+        show(data.join(out), reused=False)
+        return
+    part = None if shard is None else parse_shard(shard)
     sizes: dict[str, int] = dict(zip(data.PARTS, listops or (), strict=False))
     sizes |= dict(zip(("min_length", "max_length"), listops_length or (), strict=False))
     sizes |= {name: v for name, v in (("max_depth", listops_depth), ("max_args", listops_args)) if v is not None}
     generated = bool(sizes) or (kind == "labelled" and not sources and not dataset)
-    before = (out / ABOUT).is_file() and not overwrite
+    places = [out] if part is None else [out, shard_directory(out, *part)]
+    before = any((place / ABOUT).is_file() for place in places) and not overwrite
     with bar() as progress:
         prepared = data.prepare(
             sources or None,
@@ -182,6 +200,7 @@ def prepare(
             seed=seed,
             sample=sample,
             limit=QUICK_CHARACTERS if limit is None and quick and not generated else limit,
+            shard=part,
             overwrite=overwrite,
             progress=progress,
         )
@@ -198,8 +217,7 @@ def show(prepared: Any, reused: bool) -> None:
     for part, counts in about["parts"].items():
         stem = part.removesuffix(".target")
         documents = prepared.documents(part) if stem == part else prepared.targets(stem)
-        longest = int(documents.lengths.max()) if len(documents) else 0
-        table.add_row(part, f"{counts['documents']:,}", f"{counts['tokens']:,}", f"{longest:,}")
+        table.add_row(part, f"{counts['documents']:,}", f"{counts['tokens']:,}", f"{documents.longest:,}")
     console.print(table)
     console.print(f"{prepared.vocab_size:,} tokens in the vocabulary", markup=False)
     if prepared.labels:

@@ -17,6 +17,7 @@ from linformers.data.python_docs import python_docs
 from linformers.data.reading import Errors
 from linformers.data.records import KINDS, Corpus, Kind, Part, with_parts
 from linformers.data.saved import is_saved_dataset, saved_dataset
+from linformers.data.shards import joined, shard_directory, shard_mark, units_of
 from linformers.data.split import Split, check_shares
 from linformers.data.vocabulary import SIZES, check_size, load_tokenizer, table_size, train_tokenizer
 from linformers.files.checked import read_bytes
@@ -48,13 +49,15 @@ def prepare(
     seed: int = 0,
     sample: int = 64_000_000,
     limit: int | None = None,
+    shard: tuple[int, int] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
     """Make a tokeniser of a corpus, and write its documents as tokens, in three parts.
 
     Only the sample for the tokeniser is held in memory. The directory appears when it is complete. A directory that was made from the same
-    sources with the same options is reused.
+    sources with the same options is reused. With ``shard``, several processes share the files; :func:`linformers.data.join` makes one directory
+    of what they wrote.
 
     Args:
         sources: files, folders and patterns, or one directory of ``datasets.save_to_disk``; None for Python's own documentation or, if labelled, ListOps.
@@ -82,6 +85,7 @@ def prepare(
         seed: of the split, and of ListOps.
         sample: the most characters to train the tokeniser on, spread over the training part.
         limit: read about this many characters only.
+        shard: ``(i, N)``: write only shard i of N, from 0, into ``out/shards``; this needs the directory of a tokeniser.
         overwrite: replace a directory that was made from other sources or with other options.
         progress: called with the name of the work, how much of it is done, and how much there is in all, or None.
 
@@ -139,19 +143,41 @@ def prepare(
     }
     wanted = {"corpus": corpus.identity, "options": options}
     mark = hashlib.blake2b(json.dumps([VERSION, wanted], sort_keys=True).encode(), digest_size=16).hexdigest()
+    units: range | None = None
+    own: dict[str, Any] = {}
+    if shard is not None:
+        if method in SIZES or limit is not None:
+            raise ValueError(
+                "a shard needs the directory of a tokeniser (--tokenizer), and no limit: make the tokeniser first, of a part of the "
+                "text, with `linformers prepare ... --limit`"
+            )
+        if there := joined(out, mark):
+            return there
+        units, whole = units_of(corpus, *shard), mark
+        out, mark = shard_directory(out, *shard), shard_mark(mark, *shard)
     if there := reuse(out, mark, overwrite):
         return there
-    work = Work(corpus, kind, split, seed, limit, progress or (lambda what, done, total: None))
+    work = Work(corpus, kind, split, seed, limit, progress or (lambda what, done, total: None), units)
     with aside(out, mark, overwrite) as folder:
-        texts = work.survey(sample)
+        texts: list[str] = []
+        if shard is None:
+            texts = work.survey(sample)
+        else:
+            work.divide()
+        before = len(work.notes)
         made = make_tokenizer(method, texts, vocab_size, lowercase, work.notes)
         del texts
+        of_tokenizer = work.notes[before:]
         counts = work.write(made, folder)
+        if shard is not None:
+            notes = {"corpus": list(corpus.notes), "tokenizer": of_tokenizer}
+            own = {"shard": {"number": shard[0], "of": shard[1], "whole": whole, "notes": notes, **work.tally}}
         made.save_pretrained(folder / "tokenizer")
         about = {
             "version": VERSION,
             "fingerprint": mark,
             **wanted,
+            **own,
             "kind": kind,
             "name": corpus.name,
             "labels": work.labels,

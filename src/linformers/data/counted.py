@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linformers.data.examples import Examples
+from linformers.data.index import total
 from linformers.data.neighbours import UNKNOWN, Neighbours
 from linformers.data.ngrams import NGrams
 from linformers.data.prepared import Prepared
@@ -121,11 +122,11 @@ def by_neighbours(examples: Examples, tell: Tell) -> Baseline:
     prepared, tokenizer = examples.prepared, examples.prepared.tokenizer
     documents, sampled = some(prepared.documents("train"), COUNTED)
     tell(f"counting the neighbours of {len(documents.tokens):,} tokens, to compare with")
-    model = Neighbours(documents.tokens, documents.ends, prepared.vocab_size)
+    model = Neighbours(np.asarray(documents.tokens), np.asarray(documents.ends), prepared.vocab_size)
     mask = examples.special.vocabulary.mask
     hidden = np.zeros(prepared.vocab_size, bool)
     hidden[[i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id]] = True
-    share = examples.mask_share * float(np.mean(examples.lengths))
+    share = examples.mask_share * total(examples.lengths) / len(examples)
     tested, also = chosen(examples, MASKED, max(1.0, share))
     scores = Scores()
     for group in groups(tested, lambda i: int(examples.lengths[i]), 1 << 19):
@@ -192,7 +193,7 @@ class Scores:
 
 def some(documents: Documents, most: int) -> tuple[Documents, list[str]]:
     """Evenly spread documents with at most about ``most`` tokens, and a note if that is not all of them."""
-    places = spread(documents.lengths, most)
+    places = spread(len(documents), len(documents.tokens), most)
     if len(places) == len(documents):
         return documents, []
     chosen = [documents[i] for i in places]
@@ -200,17 +201,17 @@ def some(documents: Documents, most: int) -> tuple[Documents, list[str]]:
     return found, [f"counted on {len(found.tokens):,} of {len(documents.tokens):,} training tokens"]
 
 
-def spread(lengths: NDArray[np.int64], most: int) -> list[int]:
-    """Evenly spread indices whose lengths add up to about ``most``; all of them if they add up to less."""
-    share = min(1.0, most / max(1, int(lengths.sum())))
-    count = len(lengths) if share == 1 else max(1, int(share * len(lengths)))
-    return [int(i) for i in np.linspace(0, len(lengths), count, endpoint=False)]
+def spread(count: int, size: int, most: int) -> list[int]:
+    """Evenly spread indices out of ``count`` whose sizes add up to about ``most``; all of them if ``size``, the sum of all, is less."""
+    share = min(1.0, most / max(1, size))
+    chosen = count if share == 1 else max(1, int(share * count))
+    return [int(i) for i in np.linspace(0, count, chosen, endpoint=False)]
 
 
 def chosen(examples: Examples, most: int, each: float | None = None) -> tuple[list[int], list[str]]:
     """The examples to test on: all of them, or evenly spread ones with about ``most`` scored tokens (``each`` in an example)."""
-    sizes = examples.lengths if each is None else np.full(len(examples), math.ceil(each))
-    places = spread(sizes, most)
+    size = total(examples.lengths) if each is None else len(examples) * math.ceil(each)
+    places = spread(len(examples), size, most)
     if len(places) == len(examples):
         return places, []
     return places, [f"tested on {len(places):,} of {len(examples):,} examples"]
@@ -238,7 +239,7 @@ def groups(places: list[int], size: Callable[[int], int], most: int) -> Iterator
 def read_texts(prepared: Prepared, part: Part) -> tuple[list[str], NDArray[np.int32], list[str]]:
     """The texts of a part and their classes; of a very large part an evenly spread sample, with a note."""
     documents, classes = prepared.documents(part), prepared.classes(part)
-    places = spread(documents.lengths, READ)
+    places = spread(len(documents), len(documents.tokens), READ)
     texts = prepared.tokenizer.batch_decode([documents[i].tolist() for i in places])
     left_out = len(places) < len(documents)
     note = [f"{part} part: {len(places):,} of {len(documents):,} texts"] if left_out else []

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from linformers.checks import at_least_one, one_of
+from linformers.data.index import Column, Firsts, Passages, between, documents_before, full
 from linformers.data.noise import (
     Ids,
     Noise,
@@ -22,6 +23,7 @@ from linformers.data.noise import (
 )
 from linformers.data.prepared import Prepared, check_part
 from linformers.data.records import Part
+from linformers.data.store import Documents
 from linformers.labels import IGNORED
 from linformers.models.windows import window_starts
 
@@ -60,8 +62,10 @@ class Examples(torch.utils.data.Dataset[Example]):
     Attributes:
         cut: how many documents (of pairs: sources or targets) are longer than the limit, and cut there.
         unseen: the share of all tokens that are cut off.
-        lengths: the tokens of each input, ``(len(self),)``; before spans are taken out.
+        lengths: the tokens of each input, ``(len(self),)``; before spans are taken out. Of more than four million examples they are computed when they are read.
     """
+
+    lengths: NDArray[np.int64] | Column
 
     def __init__(
         self,
@@ -117,7 +121,7 @@ class Examples(torch.utils.data.Dataset[Example]):
             case "seq2seq":
                 self._whole(room)
                 self.targets = prepared.targets(part)
-                self._count(self.targets.lengths, self.target_length - 1)
+                self._count(self.targets, self.target_length - 1)
 
         if not len(self.lengths):
             raise ValueError(f"the {part} part of {prepared.directory} is empty; prepare it with a share for it")
@@ -194,29 +198,20 @@ class Examples(torch.utils.data.Dataset[Example]):
 
     def _passages(self, room: int) -> None:
         """Cut documents into passages of at most ``room`` tokens."""
-        lengths = self.documents.lengths
-        counts = -(-lengths // room)
-        document = np.repeat(np.arange(len(lengths)), counts)
-        number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-        ends = np.asarray(self.documents.ends)
-        self._begins = (ends - lengths)[document] + number * room
-        self._ends = np.minimum(self._begins + room, ends[document])
-        self._measure()
+        self._measure(Passages(self.documents, room))
 
     def _whole(self, room: int) -> None:
         """Take documents as they are, or their first ``room`` tokens."""
-        lengths, ends = self.documents.lengths, np.asarray(self.documents.ends)
-        self._begins = ends - lengths
-        self._ends = np.minimum(ends, self._begins + room)
         if self.long == "cut" or self.task != "classify":
-            self._count(lengths, room)
+            self._count(self.documents, room)
         self._room = room
-        self._measure()
+        self._measure(Firsts(self.documents, room))
 
-    def _count(self, lengths: NDArray[np.int64], room: int) -> None:
-        self.cut += int((lengths > room).sum())
-        self._beyond += int(np.maximum(lengths - room, 0).sum())
-        self._known += int(lengths.sum())
+    def _count(self, documents: Documents, room: int) -> None:
+        for _, lengths in documents.chunks():
+            self.cut += int((lengths > room).sum())
+            self._beyond += int(np.maximum(lengths - room, 0).sum())
+            self._known += int(lengths.sum())
 
     @property
     def unseen(self) -> float:
@@ -224,7 +219,8 @@ class Examples(torch.utils.data.Dataset[Example]):
 
     def _window(self, index: int) -> Ids:
         """The tokens of a document for one example: from its beginning or, of a longer document with windows, from a random position."""
-        size, begin = int(self.documents.lengths[index]), int(self._begins[index])
+        begin = int(self._begins[index])
+        size = int(self.documents.ends[index]) - begin
         if self.long == "windows" and size > self._room:
             begin += int(self._random(index).integers(size - self._room + 1))
         return self.documents.tokens[begin : begin + min(size, self._room)].astype(np.int64)
@@ -235,28 +231,24 @@ class Examples(torch.utils.data.Dataset[Example]):
         starts = window_starts(len(ids), self._room) if self.long == "windows" else [0]
         return [self._wrap(ids[start : start + self._room]) for start in starts]
 
-    def _measure(self) -> None:
-        self.lengths: NDArray[np.int64] = self._ends - self._begins + len(self.special.before) + len(self.special.after)
+    def _measure(self, found: Passages | Firsts) -> None:
+        self._begins, self._ends = found.begins, found.ends
+        self.lengths = between(found.begins, found.ends, len(self.special.before) + len(self.special.after))
 
     def _passage(self, index: int) -> Ids:
         return self.documents.tokens[self._begins[index] : self._ends[index]].astype(np.int64)
 
     def _pack(self) -> None:
         """Join the documents, each with an end token, and cut the result into inputs of full length."""
-        ends = np.asarray(self.documents.ends)
-        self._joined = ends + np.arange(1, len(ends) + 1)  # the end of each document, with its end token
-        total = int(self._joined[-1]) if len(ends) else 0
-        begins = np.arange(0, total, self.max_length)
-        lengths = np.minimum(begins + self.max_length, total) - begins
-        self.lengths = lengths[lengths > 1]  # a single token has no next one
+        self.lengths = full(len(self.documents.tokens) + len(self.documents), self.max_length)
 
     def _packed(self, index: int) -> Ids:
         begin = index * self.max_length
         end = begin + int(self.lengths[index])
-        # The end token of document j is at joined[j] - 1; before position p there is one for each document that has ended.
-        low, high = np.searchsorted(self._joined, [begin, end], side="right")
+        # Before a position there is one end token for each document that has ended.
+        low, high = (documents_before(self.documents, place) for place in (begin, end))
         tokens = self.documents.tokens[begin - low : end - high].astype(np.int64)
-        return np.insert(tokens, self._joined[low:high] - 1 - np.arange(low, high) - (begin - low), self.special.end)
+        return np.insert(tokens, np.asarray(self.documents.ends[low:high]) - (begin - low), self.special.end)
 
     def _pair(self, index: int) -> tuple[Ids, Ids]:
         return self._passage(index), self.targets[index].astype(np.int64)

@@ -73,18 +73,21 @@ def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[
 
         def records(reading: Reading) -> Iterator[Record]:
             for source, target in zip(found, others, strict=True):
-                yield from pairs(source, target, layout, reading)
+                if reading.begin():
+                    yield from pairs(source, target, layout, reading)
     else:
         reader = choose(found, kind, layout, notes)
 
         def records(reading: Reading) -> Iterator[Record]:
             for one in found:
+                if not reading.begin():
+                    continue
                 before = reading.done
                 empty = True
                 for record in reader(one, reading):
                     empty = False
                     yield record
-                if empty:
+                if empty and reading.wanted:
                     reading.empty.append(str(one.path))
                 reading.done = max(reading.done, before)
 
@@ -92,7 +95,8 @@ def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[
         return identities(found) == identity["files"] and (not others or identities(others) == identity["targets"])
 
     name = str(found[0].path) if len(found) == 1 else f"{len(found)} files"
-    return Corpus(identity, not_blank(records), size, name, notes=tuple(notes), unchanged=unchanged)
+    units = tuple(one.path.stat().st_size for one in found)
+    return Corpus(identity, not_blank(records), size, name, notes=tuple(notes), unchanged=unchanged, units=units)
 
 
 def choose(
@@ -158,11 +162,10 @@ def whole(one: Found, layout: Layout, reading: Reading) -> Iterator[Record]:
     for text in texts:
         begin.append(text)
         if sum(map(len, begin)) > LARGEST:
+            reading.cut += [str(one.path)] * reading.wanted
             if one.label is not None:
-                reading.cut.append(str(one.path))
                 yield Record("".join(begin)[:LARGEST], one.label)
                 return
-            reading.cut.append(str(one.path))
             for part in cut(chain(begin, texts), LARGEST // 4):
                 yield Record(part)
             return

@@ -63,6 +63,8 @@ def corpus(
 
     def read(reading: Reading) -> Iterator[Record]:
         for begin in range(0, len(rows), ROWS):
+            if not reading.begin():
+                continue
             with checked(f"the dataset in {directory}", "save it again with save_to_disk"):
                 columns = rows[begin : begin + ROWS]
             for i in range(min(ROWS, len(rows) - begin)):
@@ -72,4 +74,5 @@ def corpus(
                 yield as_record(row, place, kind, layout)
 
     identity = {"source": "saved", "files": files, "split": split}
-    return Corpus(identity, not_blank(read), len(rows), str(directory), notes=tuple(notes))
+    units = tuple(min(ROWS, len(rows) - begin) for begin in range(0, len(rows), ROWS))
+    return Corpus(identity, not_blank(read), len(rows), str(directory), notes=tuple(notes), units=units)

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -19,36 +19,35 @@ Tokens = NDArray[np.unsignedinteger[Any]]
 
 
 class Documents(Sequence[Tokens]):
-    """Documents, one after the other in a file.
+    """Documents, one after the other in a file, or in several.
 
     Attributes:
         tokens: all of them, ``(total,)``.
         ends: document i is ``tokens[ends[i - 1]:ends[i]]``, ``(count,)``.
     """
 
-    def __init__(self, tokens: Tokens, ends: NDArray[np.int64]) -> None:
+    def __init__(self, tokens: "Tokens | Pieces", ends: "NDArray[np.int64] | Pieces") -> None:
         self.tokens = tokens
         self.ends = ends
-        self._opened: tuple[Path, str] | None = None
+        self._opened: tuple[list[Path], str] | None = None
 
     @classmethod
-    def open(cls, stem: Path, dtype: str) -> Self:
-        """Map the files of ``Writer``.
+    def open(cls, stems: Path | Sequence[Path], dtype: str) -> Self:
+        """Map the files of ``Writer``, or those of several.
 
         Raises:
             ValueError: for a type that ``Writer`` does not write, and for files that disagree on the number of tokens.
         """
         one_of("the type of tokens", dtype, TYPES)
-        path = stem.with_name(stem.name + ".tokens.bin")
-        count, rest = divmod(path.stat().st_size, np.dtype(dtype).itemsize)
-        ends = read_numbers(stem.with_name(stem.name + ".ends.npy"), "int64")
-        last = int(ends[-1]) if len(ends) else 0
-        if rest or last != count:
-            raise ValueError(f"{path} has {path.stat().st_size} bytes, and not {last} tokens of the type {dtype}")
-        # An empty file cannot be mapped.
-        tokens = np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype)
-        documents = cls(tokens, ends)
-        documents._opened = (stem, dtype)
+        stems = [stems] if isinstance(stems, Path) else list(stems)
+        found = [map_files(stem, dtype) for stem in stems]
+        if len(found) == 1:
+            documents = cls(*found[0])
+        else:
+            before = np.cumsum([0, *(len(tokens) for tokens, _ in found)])
+            pieces = Pieces([tokens for tokens, _ in found])
+            documents = cls(pieces, Pieces([ends for _, ends in found], before[:-1].tolist()))
+        documents._opened = (stems, dtype)
         return documents
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,7 +79,84 @@ class Documents(Sequence[Tokens]):
     @property
     def lengths(self) -> NDArray[np.int64]:
         """Tokens of each document, ``(count,)``."""
-        return np.diff(self.ends, prepend=0)
+        return np.diff(np.asarray(self.ends), prepend=0)
+
+    def chunks(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """The lengths of all documents in chunks: the index of the first document, and the tokens of each; memory does not grow with their number."""
+        for begin in range(0, len(self), CHUNK):
+            yield begin, np.diff(np.asarray(self.ends[begin : begin + CHUNK]), prepend=self.start(begin))
+
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest document; 0 if there is none."""
+        return max((int(lengths.max()) for _, lengths in self.chunks()), default=0)
+
+
+class Pieces:
+    """Arrays of one axis, one after the other, that are read as one; such as memory maps of several files.
+
+    Args:
+        arrays: of the same type.
+        added: what is added to the numbers of each; nothing by default.
+    """
+
+    def __init__(self, arrays: Sequence[NDArray[Any]], added: Sequence[int] | None = None) -> None:
+        self.arrays, self.added = list(arrays), added
+        self.dtype = self.arrays[0].dtype
+        self._starts = np.cumsum([0, *map(len, self.arrays)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: Any) -> Any:
+        """One number, those of a slice, or those at several places."""
+        if isinstance(index, slice):
+            begin, stop, step = index.indices(len(self))
+            return self._between(begin, stop)[::step] if step == 1 else self._at(np.arange(begin, stop, step))
+        if np.ndim(index):
+            return self._at(np.asarray(index))
+        found = int(index)
+        if not -len(self) <= found < len(self):
+            raise IndexError(f"there are {len(self)} numbers, got the index {index}")
+        return self._at(np.array([found]))[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return self._between(0, len(self)).astype(self.dtype if dtype is None else dtype, copy=False)
+
+    def _between(self, begin: int, stop: int) -> NDArray[Any]:
+        first, last = (
+            int(np.searchsorted(self._starts, place, side="right")) - 1 for place in (begin, max(begin, stop - 1))
+        )
+        last = min(last, len(self.arrays) - 1)
+        found = [
+            self._read(i, slice(max(0, begin - int(self._starts[i])), max(0, stop - int(self._starts[i]))))
+            for i in range(min(first, last), last + 1)
+        ]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def _at(self, places: NDArray[Any]) -> NDArray[Any]:
+        places = np.where(places < 0, places + len(self), places)
+        owner = np.searchsorted(self._starts, places, side="right") - 1
+        found = np.empty(places.shape, self.dtype)
+        for i in np.unique(owner):
+            found[owner == i] = self._read(int(i), places[owner == i] - self._starts[i])
+        return found
+
+    def _read(self, number: int, places: Any) -> NDArray[Any]:
+        read = np.asarray(self.arrays[number][places])
+        return read if self.added is None else read + self.dtype.type(self.added[number])
+
+
+def map_files(stem: Path, dtype: str) -> tuple[Tokens, NDArray[np.int64]]:
+    """The tokens of one ``Writer``, and the ends of its documents."""
+    path = stem.with_name(stem.name + ".tokens.bin")
+    count, rest = divmod(path.stat().st_size, np.dtype(dtype).itemsize)
+    ends = read_numbers(stem.with_name(stem.name + ".ends.npy"), "int64")
+    last = int(ends[-1]) if len(ends) else 0
+    if rest or last != count:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes, and not {last} tokens of the type {dtype}")
+    # An empty file cannot be mapped.
+    return (np.memmap(path, dtype=dtype, mode="r") if count else np.zeros(0, dtype)), ends
 
 
 class Writer:
@@ -190,7 +266,7 @@ def check_order(ends: NDArray[np.int64]) -> None:
         before = int(chunk[-1])
 
 
-def check_range(numbers: NDArray[Any], count: int) -> None:
+def check_range(numbers: "NDArray[Any] | Pieces", count: int) -> None:
     """Raise a ValueError unless all numbers are from 0 to ``count - 1``; read in chunks."""
     for begin in range(0, len(numbers), CHUNK):
         chunk = np.asarray(numbers[begin : begin + CHUNK])

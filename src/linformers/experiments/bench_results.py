@@ -62,9 +62,9 @@ def megabytes(value: float) -> str:
 def show_machine(result: dict[str, Any], console: Console) -> None:
     """Print the machine and the versions of a result."""
     machine, versions = result["machine"], result["versions"]
+    size = f", {machine['cores']} cores, {machine['threads']} threads" if "cores" in machine else ""  # not if simulated
     console.print(
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; "
-        + ", ".join(f"{name} {version}" for name, version in versions.items()),
+        f"{machine['cpu']}{size}; " + ", ".join(f"{name} {version}" for name, version in versions.items()),
         highlight=False,
     )
 

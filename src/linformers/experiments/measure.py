@@ -173,20 +173,33 @@ def _grown(build: Callable[..., Step], threads: int, options: dict[str, Any]) ->
     step = build(**options)
     sgemm_step(64)()  # the buffers that the matrix library makes once are not the contender's
     gc.collect()
-    status, refs = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if not refs.exists():  # not Linux: the high-water mark cannot be reset, so earlier peaks may hide part of this one
-        unit = 1 if sys.platform == "darwin" else 1024
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        step()
-        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
-
-    def kilobytes(field: str) -> int:
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field))
-
-    refs.write_text("5")  # resets the high-water mark to the current resident set
-    resident = kilobytes("VmRSS")
+    before = reset_high_water()
     step()
-    return (kilobytes("VmHWM") - resident) * 1024
+    return high_water() - before
+
+
+def reset_high_water() -> int:
+    """Let the high-water mark of this process begin at what it has now, and return that, in bytes.
+
+    Only Linux can: elsewhere earlier peaks may hide part of later ones.
+    """
+    refs = Path("/proc/self/clear_refs")
+    if not refs.exists():
+        return high_water()
+    refs.write_text("5")
+    return _status("VmRSS")
+
+
+def high_water() -> int:
+    """The most bytes that this process had in memory."""
+    if Path("/proc/self/status").exists():
+        return _status("VmHWM")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
 
 def forward_step(run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Step:

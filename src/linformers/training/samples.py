@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from linformers.data.index import IN_MEMORY
 from linformers.labels import IGNORED
 from linformers.training.inference import generate_from
 from linformers.training.runs import Run
@@ -14,7 +15,7 @@ SHOWN = 24  # tokens of a prompt, and of its continuation
 
 def samples(run: Run, examples: Any, count: int) -> list[dict[str, str]]:
     """Evenly spread examples: ``{"input", "output", "expected"}``, as text."""
-    lengths = np.asarray(examples.lengths)
+    lengths = np.asarray(examples.lengths[:IN_MEMORY])
     # Of a length that can be read at a glance.
     places = np.flatnonzero((lengths >= min(2 * SHOWN, int(lengths.max()))) & (lengths <= max(100, lengths.min())))
     places = places if len(places) >= count else np.arange(len(lengths))
