@@ -49,7 +49,7 @@ def packages(extra: str, extras: dict[str, list[str]]) -> set[str]:
     [
         ("training", ["train"], set()),
         ("cli", ["cli"], set()),
-        # Figures and reports; those that look into a model need what it was trained with.
+        # Figures and reports; those that load a model need the packages it was trained with.
         ("experiments", ["cli", "train"], {"cycler"}),  # which matplotlib depends on
     ],
 )

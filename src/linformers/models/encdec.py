@@ -16,20 +16,13 @@ from linformers.models.language import LinformerLM
 from linformers.models.options import TokenOptions
 from linformers.nn.memory import Memory
 
-SIZES = ("num_tokens", "input_size", "channels")
-
-
+SIZES = ("num_tokens", "input_size", "channels")  # have no default: given for each side, or for both
 SHARED = tuple(field.name for field in fields(TokenOptions))
-
-
-CONTEXT = ("context_size", "context_channels")
-
-
+CONTEXT = ("context_size", "context_channels")  # follow from the encoder
+# The options of each side: the encoder is not causal and has no context, the decoder is causal.
 ENCODER = tuple(
     name for name in SHARED if name not in ("causal", "block_size", "context_k", "cross_attention", *CONTEXT)
 )
-
-
 DECODER = tuple(name for name in (*SHARED, "tie_weights") if name not in ("causal", "local_window", *CONTEXT))
 
 
@@ -118,7 +111,7 @@ class LinformerEncDec(nn.Module):
         **options: Unpack[Generation],
     ) -> Tensor:
         """Continue the target ``prompt`` ``(b, t)``, usually the start token alone, for the source; see :meth:`LinformerLM.generate`."""
-        memory = self._encode_quietly(src, src_mask)
+        memory = self._encode_source(src, src_mask)
         return self.decoder.generate(prompt, max_new_tokens, mask=mask, memory=memory, **options)
 
     def stream(
@@ -132,11 +125,12 @@ class LinformerEncDec(nn.Module):
         **options: Unpack[Generation],
     ) -> Iterator[Tensor]:
         """:meth:`generate`, yielding the tokens ``(b,)`` as they are generated."""
-        memory = self._encode_quietly(src, src_mask)
+        memory = self._encode_source(src, src_mask)
         return self.decoder.stream(prompt, max_new_tokens, mask=mask, memory=memory, **options)
 
     @torch.no_grad()
-    def _encode_quietly(self, src: Tensor, src_mask: Tensor | None) -> Sequence[Memory]:
+    def _encode_source(self, src: Tensor, src_mask: Tensor | None) -> Sequence[Memory]:
+        """:meth:`encode` for generation: in eval mode and without gradients."""
         with evaluating(self):
             return self.encode(src, src_mask)
 

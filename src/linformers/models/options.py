@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
-from linformers.checks import at_least_one, not_negative, one_of
+from linformers.checks import at_least, at_least_one, one_of
 from linformers.nn.feedforward import ACTIVATIONS
 from linformers.projections.dense import STARTS
 from linformers.projections.make import METHODS, SHARINGS, Method
@@ -32,6 +32,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "positions": get_args(Positions),
     "pooling": get_args(Pooling),
 }
+
+# The smallest value of each number in `Shared`.
+LEAST = {"block_size": 1, "local_kernel": 0, "local_window": 0, "open_slots": 0, "open_reach": 1}
 
 P = ParamSpec("P")
 Options = TypeVar("Options")
@@ -63,8 +66,8 @@ class Shared:
         for field in fields(Shared):
             if field.name in CHOICES and isinstance(value := getattr(self, field.name), str):
                 one_of(field.name, value, CHOICES[field.name])
-        not_negative(local_kernel=self.local_kernel, local_window=self.local_window, open_slots=self.open_slots)
-        at_least_one(block_size=self.block_size, open_reach=self.open_reach)
+        for name, least in LEAST.items():
+            at_least(least, **{name: getattr(self, name)})
         if self.open_slots and isinstance(self.method, str) and self.method != "mean":
             raise ValueError(
                 f"open_slots={self.open_slots} needs slots that are means of segments, and those of method={self.method!r} are not; "
@@ -82,6 +85,13 @@ def unset(cls: type[Options]) -> type[Options]:
             cls.__annotations__[field.name] = Literal[choices] if choices else field.type
             setattr(cls, field.name, None)
     return cls
+
+
+# Options of a stack alone that are sizes.
+SIZES = (
+    *("input_size", "channels", "dim_ff", "dim_d", "nhead", "depth", "kv_heads", "w_o_intermediate_dim"),
+    *("ff_intermediate", "context_size", "context_channels", "context_k"),
+)
 
 
 @dataclass
@@ -119,25 +129,8 @@ class StackOptions(Shared):
     method: Method = "learnable"
 
     def __post_init__(self) -> None:
-        at_least_one(
-            dim_k=self.dim_k if isinstance(self.dim_k, int) else min(self.dim_k, default=1),
-            **{
-                name: getattr(self, name)
-                for name in (
-                    *(
-                        "input_size",
-                        "channels",
-                        "dim_ff",
-                        "dim_d",
-                        "nhead",
-                        "depth",
-                        "kv_heads",
-                        "w_o_intermediate_dim",
-                    ),
-                    *("ff_intermediate", "block_size", "context_size", "context_channels", "context_k"),
-                )
-            },
-        )
+        at_least_one(dim_k=self.dim_k if isinstance(self.dim_k, int) else min(self.dim_k, default=1))
+        at_least_one(**{name: getattr(self, name) for name in SIZES})
         self.check_shared()
         for name in ("activation", "checkpoint_level", "parameter_sharing"):
             one_of(name, getattr(self, name), CHOICES[name])

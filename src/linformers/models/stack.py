@@ -139,8 +139,8 @@ class Linformer(nn.Module):
             mask = span.keep(mask, x)
         elif memory is None and state is None and self._goes_in_chunks(x, trace):
             parts = self.parts()
-            step, n = parts.chunk_length(len(x)), x.shape[1]
-            return run_in_chunks(parts, x.split(step, 1), n, mask, torch.empty_like(x), step=step, whole=x)
+            size, n = parts.chunk_length(len(x)), x.shape[1]
+            return run_in_chunks(parts, x.split(size, 1), n, mask, torch.empty_like(x), size=size, whole=x)
         keep, undo = mask, None
         if mask is not None and self.causal and span.whole:
             x, keep, undo = align_left(x, mask)
@@ -222,7 +222,7 @@ class Linformer(nn.Module):
         span = enter(self, context, mask, lambda: check_mask(mask, tuple(context.shape[:2])))
         length = context.shape[1] if span.whole else span.total
         if torch.compiler.is_exporting():
-            pass
+            pass  # an export declares its own bounds
         elif length < 1:
             raise ValueError("got an empty context (length 0); give at least one position")
         elif length > self.context_size:
@@ -249,7 +249,7 @@ class Linformer(nn.Module):
             if layer.attention is not None:
                 state.attention = layer.attention.new_state(batch, self.input_size, self.projection, like)
             if layer.mixing is not None:
-                state.past = like.new_zeros(batch, layer.mixing.left, layer.mixing.conv.in_channels)
+                state.mixing = like.new_zeros(batch, layer.mixing.left, layer.mixing.conv.in_channels)
             layers.append(state)
         return DecodingState(layers, torch.zeros(batch, dtype=torch.long, device=like.device))
 
@@ -310,7 +310,7 @@ class Linformer(nn.Module):
         for found, why in (
             (self.training, "it is in training mode, and this is for inference; call eval() first"),
             (self.causal, "causal=True; a causal model reads a long text step by step, see LinformerLM.stream"),
-            (self.reversible, "reversible=True runs two streams of rows"),
+            (self.reversible, "reversible=True needs both halves of the residual of every row"),
             (self.attention in ("full", "local"), f"attention={self.attention!r} needs exact keys"),
             (attention is not None and attention.block > 0, "local_window needs exact keys of neighbouring blocks"),
             (

@@ -34,7 +34,7 @@ class Openable(NamedTuple):
     opening: Opening
 
     def select(self, rows: Tensor) -> "Openable":
-        """Those of some rows of the batch, by index."""
+        """The same for some rows of the batch, by index."""
         owner = self.opening.owner
         opening = self.opening._replace(owner=owner if len(owner) == 1 else owner.index_select(0, rows))
         return Openable(self.keys.index_select(0, rows), self.values.index_select(0, rows), opening)
@@ -116,8 +116,8 @@ def make_memory(
         k: use this many slots instead of all of the projection's.
         rotate: applies rotary positions to the keys of the heads before they are shortened.
     """
-    first = shortens_first(projection, key, to_key, heads) and rotate is None
-    value_first = shortens_first(projection, value, to_value, heads)
+    first = shortens_first(projection, key.shape[1], to_key) and rotate is None
+    value_first = shortens_first(projection, value.shape[1], to_value)
     shortens = projection.for_input(key, keep, k)
     if first and value_first and key is value and projection.parts == 1 and projection.heads == 1:
         slots = shortens(key[:, None], keep, KEY, k)
@@ -291,9 +291,8 @@ def memory_of_sets(
         A set of slots for each block, ``(b, g, m, k, d)``; if causal, for each block but the first two.
     """
     shares = projection.for_input(join_heads(keys) if source is None else source, keep, k).shares  # (b, g or 1, n, k)
-    if (
-        causal and not torch.compiler.is_exporting()
-    ):  # an export sums all blocks: how many are finished depends on the length
+    # An export has all blocks: which are finished depends on the length.
+    if causal and not torch.compiler.is_exporting():
         finished = max(0, -(-keys.shape[2] // block) - 2) * block
         keys, values, shares = (x[:, :, :finished] for x in (keys, values, shares))
     sums = sums_of_blocks(keys, values, shares, block)

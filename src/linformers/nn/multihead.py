@@ -52,7 +52,7 @@ class LinearMultiheadAttention(TorchMaps):
             pair of either, for keys and values (see :func:`linformers.make_projection`). The layer owns the result.
         projection: use this projection, which another module owns: it is neither registered nor copied here. Its own length and
             slots are used; leave ``seq_len`` and ``proj_k`` out (for a causal layer it has the length of a block, and ``seq_len`` may be given).
-        start: ``"random"`` or ``"segments"``, how learned projections begin.
+        start: initial values of learned projections, ``"random"`` or ``"segments"``.
         causal: self-attention in which no output depends on a later input. Each block of positions is projected separately
             (see :mod:`linformers.nn.state`); a ``projection`` that is passed in is the one of a block.
         block_size: positions of such a block; None chooses one.

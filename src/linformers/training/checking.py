@@ -3,30 +3,17 @@
 from typing import Any
 
 from linformers import limits
-from linformers.checks import at_least_one, not_negative
+from linformers.checks import at_least, at_least_one, not_negative
+from linformers.models.options import LEAST
 from linformers.training.options import option
 from linformers.training.presets import DEFAULTS
 
+# Options of the model that other fronts have too are in `LEAST`.
 POSITIVE = (
-    *(
-        "n",
-        "target_n",
-        "k",
-        "block_size",
-        "open_reach",
-        "width",
-        "depth",
-        "heads",
-        "feedforward",
-        "vocab_size",
-        "batch_size",
-    ),
+    *("n", "target_n", "k", "width", "depth", "heads", "feedforward", "vocab_size", "batch_size"),
     *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads"),
 )
-NOT_NEGATIVE = (
-    *("local_kernel", "local_window", "open_slots", "eval_batches", "patience", "workers", "weight_decay", "clip"),
-    "seed",
-)
+NOT_NEGATIVE = ("eval_batches", "patience", "workers", "weight_decay", "clip", "seed")
 OF_CLASSIFY = ("class_weights", "label_smoothing", "token_dropout", "label_separator", "long")
 OF_SOURCE = ("freeze_body", "body_rate")
 
@@ -34,9 +21,12 @@ OF_SOURCE = ("freeze_body", "body_rate")
 def check(values: dict[str, Any]) -> None:
     """Raise a ValueError for numbers out of range, and for settings that do not fit together; ``values`` are those of all settings."""
     at_least_one(**{option(name): values.get(name) for name in POSITIVE})
-    for name, most in limits.SETTINGS.items():
-        limits.at_most(option(name), values.get(name), most)
+    for name, value in values.items():
+        if limits.is_size(value):
+            limits.at_most(option(name), value, limits.SETTINGS.get(name, limits.SIZE))
     not_negative(**{option(name): values[name] for name in NOT_NEGATIVE})
+    for name, least in LEAST.items():
+        at_least(least, **{option(name): values.get(name)})
     for name in ("dropout", "warmup"):
         if not 0 <= values[name] <= 1:
             raise ValueError(f"{option(name)} must be from 0 to 1, got {values[name]}")

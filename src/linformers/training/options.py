@@ -3,6 +3,9 @@
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
+
+from linformers.models.options import Shared
 
 # What each setting is called in the configuration of a model, in a stack and in examples.
 CALLED = {
@@ -18,9 +21,9 @@ CALLED = {
     "positions": ("position_embedding_type",),
 }
 SAME = (
-    *("vocab_size", "block_size", "local_window", "local_kernel", "open_slots", "open_reach", "cross_attention"),
-    *("mask_share", "noise_share", "token_dropout", "label_column", "label_separator", "target_column"),
-    *("attention", "method", "start", "norm", "pooling", "noise"),
+    *(field.name for field in fields(Shared)),
+    *("vocab_size", "mask_share", "noise_share", "token_dropout", "label_column", "label_separator", "target_column"),
+    *("pooling", "noise"),
 )
 RENAMED = {"source": "from"}  # a field cannot be called `from`
 SETTINGS = {name: setting for setting, names in CALLED.items() for name in names} | {name: name for name in SAME}
