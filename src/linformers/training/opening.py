@@ -11,6 +11,7 @@ from linformers.data.prepared import ABOUT
 from linformers.files.whole import PARTIAL, reason, replace_directory, scratch, sync
 from linformers.training import models
 from linformers.training.checkpoints import MANIFEST, checkpoints, manifest, tidy, written_aside
+from linformers.training.integrations import check_integrations
 from linformers.training.metrics import EVENTS, FILE, read
 from linformers.training.origin import Origin, open_origin, settings_with
 from linformers.training.progress import Progress
@@ -56,6 +57,7 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
         check_empty(out, settings)
     given = settings.located().given()
     check_duration(given)
+    check_integrations(settings.log_to)
     asked = None
     if saved is not None:
         before = saved.about.get("given")
