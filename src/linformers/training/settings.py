@@ -159,7 +159,7 @@ class Settings:
     max_steps
         Number of updates. With --from and classify, by default --epochs {epochs}.
     epochs
-        Passes over the training part, to be given instead of --max-steps.
+        Passes over the training part, to be given instead of --max-steps; by default --max-steps decides.
     save_steps
         Updates between checkpoints; by default a tenth of all, at most 500.
     eval_steps
