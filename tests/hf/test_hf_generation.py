@@ -199,3 +199,15 @@ def test_beams_share_the_memory_of_their_source(monkeypatch):
     model.generate(**make_prompt(), max_new_tokens=9, do_sample=False, num_beams=3)
     assert len(places) > 1
     assert all(place == places[0] for place in places)
+
+
+@pytest.mark.parametrize("options", [{}, {"cross_attention": "full"}])
+def test_a_source_of_any_length(options, tmp_path):
+    sizes = {"max_position_embeddings": None, "max_target_positions": None}
+    model = make(LinformerForSeq2SeqLM, method="content", **sizes, **options)
+    assert model.config.decoder_proj_k == K
+    ids = make_ids(2, 10 * N)
+    expected = model.generate(ids, max_new_tokens=3, do_sample=False)
+    model.save_pretrained(tmp_path)
+    loaded = LinformerForSeq2SeqLM.from_pretrained(tmp_path).to(model.dtype)
+    assert torch.equal(loaded.generate(ids, max_new_tokens=3, do_sample=False), expected)

@@ -193,3 +193,9 @@ def test_refusals_say_what_to_do():
         stream(make_stack(), torch.randn(1, 40, 16, dtype=D))
     with pytest.raises(ValueError, match=r"open_slots must not be negative, got -1"):
         LinearMultiheadAttention(12, 3, method="mean", open_slots=-1)
+    with pytest.raises(ValueError, match=r"open_reach must be at least 1, got 0"):
+        LinearMultiheadAttention(12, 3, method="mean", open_slots=2, open_reach=0, causal=True)
+    with pytest.raises(ValueError, match=r"open_reach=5 has no meaning without open_slots"):
+        LinearMultiheadAttention(12, 3, method="mean", open_reach=5, causal=True)
+    with pytest.raises(ValueError, match=r"open_reach=5 has no meaning with causal=False"):
+        LinearMultiheadAttention(12, 3, method="mean", open_slots=2, open_reach=5)

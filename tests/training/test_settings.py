@@ -29,6 +29,7 @@ def test_presets_fill_everything_in(preset, task):
         "source",
         "label_separator",
         "epochs",
+        "log_to",
     }
     causal = task in ("clm", "seq2seq")
     for name, value in dataclasses.asdict(filled).items():

@@ -103,9 +103,12 @@ class LinformerModel(LinformerPreTrainedModel):
     Args:
         config: sizes and options.
         context_size: add cross-attention to a context of at most this length.
+        context_channels: channels of that context, which may have any length without ``context_size``; None means ``hidden_size``.
     """
 
-    def __init__(self, config: LinformerConfig, context_size: int | None = None) -> None:
+    def __init__(
+        self, config: LinformerConfig, context_size: int | None = None, context_channels: int | None = None
+    ) -> None:
         if config.is_encoder_decoder:
             raise ValueError(
                 "this configuration has is_encoder_decoder=True; build LinformerForSeq2SeqLM, whose .encoder is a LinformerModel"
@@ -114,7 +117,8 @@ class LinformerModel(LinformerPreTrainedModel):
         options = config.shared()
         if not config.is_decoder:
             options["block_size"] = None
-        if not context_size:
+        has_context = context_size is not None or context_channels is not None
+        if not has_context:
             options["cross_attention"] = "same"
         self.body = TokenStack(
             config.vocab_size,
@@ -136,7 +140,8 @@ class LinformerModel(LinformerPreTrainedModel):
             dropout=config.attention_probs_dropout_prob,
             dropout_ff=config.hidden_dropout_prob,
             context_size=context_size,
-            context_k=config.cross_proj_k if context_size else None,
+            context_channels=context_channels,
+            context_k=config.cross_proj_k if has_context else None,
             **options,
         )
         for layer in self.body.linformer.layers:

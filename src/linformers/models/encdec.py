@@ -34,10 +34,10 @@ class LinformerEncDec(nn.Module):
 
     Args:
         enc_num_tokens: size of the source vocabulary.
-        enc_input_size: the longest source.
+        enc_input_size: the longest source; None for any length, with ``method="content"``.
         enc_channels: of the encoder.
         dec_num_tokens: size of the target vocabulary.
-        dec_input_size: the longest target.
+        dec_input_size: the longest target; None for any length, with ``method="content"``.
         dec_channels: of the decoder.
         options: those of :class:`LinformerLM` and :class:`Linformer`, with ``enc_`` or ``dec_`` before their name for one
             side, and without for both; ``num_tokens``, ``input_size`` and ``channels`` too.
@@ -72,6 +72,8 @@ class LinformerEncDec(nn.Module):
                 f"unknown option {unknown[0]!r}; the options are those of Linformer, with enc_, dec_ or neither"
             )
         for side, found in (("enc", encoder), ("dec", decoder)):
+            if isinstance(method := found.get("method"), str) and method == "content":
+                found.setdefault("input_size", None)
             for name in SIZES:
                 if name not in found:
                     raise TypeError(f"{side}_{name} is missing; give it, or {name} for both sides")

@@ -154,6 +154,11 @@ class StackOptions(Shared):
         return "full" if self.full_attention else self.attention
 
     @property
+    def has_context(self) -> bool:
+        """Whether there is cross-attention; to a context of any length if only its channels are given."""
+        return self.context_size is not None or self.context_channels is not None
+
+    @property
     def cross_kind(self) -> str:
         """``cross_attention``, with ``"same"`` resolved."""
         if self.cross_attention != "same":
@@ -163,7 +168,8 @@ class StackOptions(Shared):
     def _contradictions(self) -> list[tuple[object, str]]:
         """Conditions under which options contradict each other, each with its error message."""
         own_method = not isinstance(self.method, str)
-        content = self.kind == "linformer" and (isinstance(self.method, str) and self.method == "content")
+        by_content = isinstance(self.method, str) and self.method == "content"
+        content = self.kind == "linformer" and by_content
         return [
             (
                 self.input_size is None and not content,
@@ -208,7 +214,7 @@ class StackOptions(Shared):
                 f"block_size={self.block_size} is for causal=True; for encoders, use local_window",
             ),
             (
-                self.open_slots and "linformer" not in (self.kind, self.cross_kind if self.context_size else ""),
+                self.open_slots and "linformer" not in (self.kind, self.cross_kind if self.has_context else ""),
                 f"open_slots={self.open_slots} has no meaning with attention={self.kind!r}, which has no slots",
             ),
             (self.reversible and self.norm != "pre", f"reversible=True needs norm='pre', got norm={self.norm!r}"),
@@ -226,15 +232,20 @@ class StackOptions(Shared):
                 f"parameter_sharing={self.parameter_sharing!r}; use 'layerwise'",
             ),
             (
-                self.cross_attention != "same" and not self.context_size,
+                self.cross_attention != "same" and not self.has_context,
                 f"cross_attention={self.cross_attention!r} has no meaning without a context; give context_size",
             ),
             (
-                self.context_k is not None and not self.context_size,
+                self.context_k is not None and not self.has_context,
                 f"context_k={self.context_k} has no meaning without a context; give context_size",
             ),
             (
-                own_method and self.context_size and self.cross_attention != "full",
+                self.context_size is None and self.has_context and self.cross_kind == "linformer" and not by_content,
+                f"context_channels={self.context_channels} without context_size, for a context of any length, needs method='content' or "
+                "cross_attention='full'; give context_size, the longest context",
+            ),
+            (
+                own_method and self.has_context and self.cross_attention != "full",
                 f"a user-defined method is for self-attention, got context_size={self.context_size}; use a named method, or "
                 "cross_attention='full'",
             ),

@@ -75,7 +75,8 @@ class Linformer(nn.Module):
             the feed-forward layer in chunks of rows; ``"C2"`` also each head, and attention in chunks.
         reversible: recompute each layer's input from its output.
         context_size: add cross-attention to a context of at most this length (a decoder).
-        context_channels: channels of that context; None means ``channels``.
+        context_channels: channels of that context; None means ``channels``. Without ``context_size``, the context may have any length; with
+            ``method="content"``, or with full cross-attention.
         context_k: slots of that context in every layer; None means ``dim_k``.
         cross_attention: how the context is seen: ``"linformer"``, in slots; ``"full"``, each of its positions; ``"same"``, in
             slots if ``attention`` is ``"linformer"``, and otherwise each position.
@@ -129,7 +130,7 @@ class Linformer(nn.Module):
         span = enter(self, x, mask, partial(self._check, x, mask), span)
         self.check_length(x.shape[1] if span.whole else span.total)
         if memory is not None:
-            if self.context_size is None:
+            if not self.has_context:
                 raise ValueError("got a memory, but this stack has no cross-attention; build it with context_size")
             if memory[0].keys.shape[0] != x.shape[0]:
                 raise ValueError(f"got a batch of {x.shape[0]}, but a memory for a batch of {memory[0].keys.shape[0]}")
@@ -210,9 +211,14 @@ class Linformer(nn.Module):
     def _each(self) -> Iterator[Layer]:
         return iter(self.layers)  # type: ignore[arg-type]
 
+    @property
+    def has_context(self) -> bool:
+        """Whether its layers have cross-attention."""
+        return next(self._each()).cross is not None
+
     def memory(self, context: Tensor, mask: Tensor | None = None) -> list[Memory]:
         """Prepare a context ``(b, s, context_channels)``, True in ``mask`` where it is real, once for any number of queries."""
-        if self.context_size is None:
+        if not self.has_context:
             raise ValueError("this stack has no cross-attention; build it with context_size")
         if context.dim() != 3 or context.shape[2] != self.context_channels:
             raise ValueError(
@@ -225,7 +231,7 @@ class Linformer(nn.Module):
             pass  # an export declares its own bounds
         elif length < 1:
             raise ValueError("got an empty context (length 0); give at least one position")
-        elif length > self.context_size:
+        elif self.context_size is not None and length > self.context_size:
             raise ValueError(
                 f"got a context of {length}, but the stack was built for at most context_size={self.context_size}"
             )
@@ -276,7 +282,7 @@ class Linformer(nn.Module):
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
         """Change ``input_size`` or ``dim_k`` in place; see :func:`linformers.resample`."""
-        if self.context_size is not None:
+        if self.has_context:
             raise ValueError(
                 "a stack with cross-attention has two lengths; build a new one, or resample its projections"
             )
@@ -317,7 +323,7 @@ class Linformer(nn.Module):
                 attention is not None and attention.opens is not None,
                 "open_slots needs exact keys of the whole sequence",
             ),
-            (self.context_size is not None, "it has cross-attention (context_size)"),
+            (self.has_context, "it has cross-attention (context_size)"),
             (
                 any(is_watched(module) for module in self.modules() if isinstance(module, Projection)),
                 "there are hooks on a projection, which sees no chunk; remove them first",

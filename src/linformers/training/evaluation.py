@@ -11,6 +11,7 @@ from torch import Tensor
 
 from linformers.files.whole import write_json
 from linformers.training.batch_order import Batches, loader
+from linformers.training.card import write_card
 from linformers.training.measure import measure_windows, score, watched
 from linformers.training.models import parameters
 from linformers.training.progress import Progress
@@ -32,7 +33,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy on a part, a report for each class, the baselines, and some examples.
 
-    All of the test part becomes ``results.json`` of the run; another part, ``results-PART.json``. With a limit nothing is written,
+    All of the test part becomes ``results.json`` of the run and the model card in ``final/``; another part, ``results-PART.json``. With a limit nothing is written,
     and the only baseline is that of the frequencies.
 
     Args:
@@ -96,6 +97,8 @@ def evaluate(
     results |= {"parameters": parameters(model), **run.cost(), "had": had(run.settings.given())}
     if samples:
         results["examples"] = examples_with_answers(run, examples, samples)
+    if limit is None and part == "test":
+        write_card(run, results)  # before the results, which say that all is done
     if limit is None:
         write_json(run.directory / (RESULTS if part == "test" else f"results-{part}.json"), results)
     return results

@@ -10,6 +10,7 @@ import torch
 from linformers.files.whole import PARTIAL, reason, replace_directory, scratch, sync
 from linformers.training import models
 from linformers.training.checkpoints import MANIFEST, checkpoints, manifest, tidy, written_aside
+from linformers.training.integrations import check_integrations
 from linformers.training.metrics import EVENTS, FILE, read
 from linformers.training.origin import Origin, open_origin, settings_with
 from linformers.training.progress import Progress
@@ -55,6 +56,7 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
         check_empty(out, settings)
     given = settings.located().given()
     check_duration(given)
+    check_integrations(settings.log_to)
     asked = None
     if saved is not None:
         before = saved.about.get("given")

@@ -33,7 +33,7 @@ UNSET: Any = None  # a setting that was not given; `filled` replaces it
 # What a resumed run may change: the weights so far do not depend on it (`max_steps` does change the schedule).
 FREE = (
     *("max_steps", "epochs", "save_steps", "eval_steps", "log_steps", "eval_batches", "patience", "keep"),
-    *("workers", "threads"),
+    *("workers", "threads", "log_to"),
 )
 
 
@@ -172,6 +172,8 @@ class Settings:
         Stop when the validation loss has not improved for this many evaluations in a row, and keep the best weights; 0 for never.
     keep
         How many checkpoints to keep.
+    log_to
+        Also log metrics to these integrations of transformers' Trainer, such as wandb, mlflow or trackio, which must be installed. By default to none.
     seed
         Random seed of the initial weights, the order of the examples, masking, noise and dropout.
     threads
@@ -243,6 +245,7 @@ class Settings:
     eval_batches: int = UNSET
     patience: int = UNSET
     keep: int = UNSET
+    log_to: tuple[str, ...] = UNSET
     seed: int = UNSET
     threads: int = UNSET
     workers: int = UNSET

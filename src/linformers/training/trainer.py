@@ -262,6 +262,7 @@ class RunTrainer(Trainer):
             if is_stale(self.metrics.rows, self.settings.patience):
                 self.control.should_training_stop = self.control.should_save = True
         found_metrics = {f"eval_{name}": value for name, value in summary.items()}
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, dict(found_metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found_metrics)
         return found_metrics
 
@@ -392,7 +393,7 @@ def arguments(settings: Settings, out: Path) -> TrainingArguments:
         ddp_backend="gloo" if on_cpu and world() > 1 else None,
         ddp_find_unused_parameters=False,
         dataloader_pin_memory=not on_cpu,
-        report_to=[],
+        report_to=list(settings.log_to or ()),
         disable_tqdm=True,
         use_cache=True,  # saved in config.json, for generation
     )
