@@ -19,7 +19,7 @@ class Work:
     """Two passes over a corpus: :meth:`survey` splits it and takes a sample, :meth:`write` writes it.
 
     Args:
-        units: those of the corpus that are written; None for all of it.
+        units: the units of the corpus, such as files, that are written; None for all.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Work:
         self.characters = 0
         self.unknown = 0.0
         self.units = units
-        self.tally: dict[str, Any] = {}  # what the shards of a corpus add up
+        self.tally: dict[str, Any] = {}  # counts that are added up over the shards of a corpus
 
     def read(self, what: str, reading: Reading) -> Iterator[Record]:
         """The records of one pass over the corpus, up to the limit, with its progress shown as ``what``."""
@@ -93,7 +93,7 @@ class Work:
         return [text for key, text in sample.texts if self.split.part(key) == "train"]
 
     def divide(self) -> None:
-        """Count and split the documents of the whole corpus; reads no further than the split depends on."""
+        """Count and split the documents of the whole corpus; ends as soon as the split no longer depends on the rest."""
         reading = Reading()
         for record in self.read("reading", reading):
             if record.part is None:
@@ -183,7 +183,7 @@ def check_labels(name: str, sets: Collection[tuple[str, ...]], found: Collection
 
 
 def numbered(sets: Iterable[tuple[str, ...]], found: Iterable[str]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """The classes in the order of their names, and the sets of them that documents have in theirs."""
+    """The classes sorted by name, and the sets of classes that documents have, sorted by their classes."""
     labels = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     place = {name: i for i, name in enumerate(labels)}
     return labels, sorted(sets, key=lambda own: [place[name] for name in own])

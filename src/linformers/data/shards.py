@@ -1,4 +1,4 @@
-"""Shards: several processes prepare one corpus, each some of its files, and a join makes one directory of what they wrote.
+"""Shards: several processes prepare one corpus, each a share of its files, and :func:`join` makes one directory of what they wrote.
 
 Every shard is a prepared directory, ``out/shards/00003-of-00008``. The split of the documents depends on the whole corpus, so the parts of all shards, one
 after the other, are those that a single process writes. The join copies no tokens: the joined directory reads them from the files of the shards.
@@ -146,8 +146,8 @@ def find_shards(out: Path) -> list[Path]:
     counts = sorted({int(name[2]) for name in found.values() if name})
     begun = {int(one[1]) for name in found if (one := BEGUN.match(name))}
     if not counts:
-        said = f"; begun and not complete: {first([str(i) for i in sorted(begun)])}" if begun else ""
-        raise ValueError(f"{folder} has no complete shard{said}")
+        more = f"; begun and not complete: {first([str(i) for i in sorted(begun)])}" if begun else ""
+        raise ValueError(f"{folder} has no complete shard{more}")
     if len(counts) > 1:
         raise ValueError(
             f"{folder} has shards of {' and of '.join(map(str, counts))}; remove those that are not to be joined"

@@ -97,7 +97,7 @@ class Pieces:
 
     Args:
         arrays: of the same type.
-        added: what is added to the numbers of each; nothing by default.
+        added: a number for each array that is added to its values; None adds nothing.
     """
 
     def __init__(self, arrays: Sequence[NDArray[Any]], added: Sequence[int] | None = None) -> None:
