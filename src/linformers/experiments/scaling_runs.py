@@ -138,7 +138,7 @@ def measure_steps(group: dist.ProcessGroup, model: Model, lengths: Sequence[int]
 
 
 def fastest(step: Callable[[], object], group: dist.ProcessGroup, rounds: int) -> float:
-    """The shortest time that the processes took together, each beginning when all are there."""
+    """The shortest time of a step that all processes begin together: that of the slowest process, the best of all rounds."""
     best = float("inf")
     for _ in range(rounds):
         dist.barrier(group)

@@ -6,10 +6,8 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from linformers.cli.bench.common import Common
+from linformers.cli.bench.common import Common, Sizes
 from linformers.cli.bench.common import measure as report
-
-Sizes = Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")]
 
 
 def scaling(
