@@ -105,7 +105,7 @@ def left_out(task: str) -> set[str]:
 
 
 def limits_of(settings: Mapping[str, Any]) -> str:
-    """What the kind of slots is known to be weak at."""
+    """The known weakness of the kind of slots, as a sentence."""
     if settings["attention"] != "linformer":
         return ""
     if settings["open_slots"]:
@@ -116,10 +116,10 @@ def limits_of(settings: Mapping[str, Any]) -> str:
 
 
 def names_alone(name: str) -> str:
-    """The name of the data without the folders that it is in."""
+    """The name of the data without its folders, which are paths of one machine."""
     return ", ".join(Path(part).name or part for part in name.split(", "))
 
 
 def plain(text: str) -> str:
-    """Text that came from files, for one line of Markdown: nothing in it is markup."""
+    """Text from files as one line of Markdown, with all markup escaped."""
     return re.sub(r"([\\`*_\[\]<>|#~!])", r"\\\1", " ".join(str(text).split()))
