@@ -1,6 +1,6 @@
 """Train with full attention, Linformer, exact neighbours only, and no attention: same budget, several seeds.
 
-Each cell (task, contender, seed) is one line of a JSON file; a cell that is in the file is not run again. For example:
+Each cell (task, contender, seed) is one line of a file of JSON lines; a cell that is in the file is not run again. For example:
 
     python benchmarks/quality.py clm --text corpus/ --seeds 3 --out results.jsonl
     python benchmarks/quality.py mqar --mixture 64/4 128/8 256/16 --n 256 --k 64 --block 8 --vocabulary 1024 --contenders full "causal opened"
@@ -25,9 +25,8 @@ from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 
 from linformers import LinformerLM
+from linformers.labels import IGNORED
 from linformers.projections.make import projection_parameters
-
-IGNORE = -100
 
 
 class Text:
@@ -52,9 +51,9 @@ class Text:
         self.vocabulary = vocabulary
 
     def sample(self, batch: int, n: int, generator: torch.Generator, held: bool) -> Tensor:
-        stream = self.held if held else self.train
-        start = torch.randint(len(stream) - n, (batch, 1), generator=generator)
-        return stream[start + torch.arange(n)]
+        tokens = self.held if held else self.train
+        start = torch.randint(len(tokens) - n, (batch, 1), generator=generator)
+        return tokens[start + torch.arange(n)]
 
 
 def docstrings(name: str) -> str:
@@ -72,7 +71,7 @@ def docstrings(name: str) -> str:
 
 
 def associations(batch: int, n: int, pairs: int, vocabulary: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Multi-query associative recall (Arora et al. 2023): keys with a value each, then every key again, at distances from a power law.
+    """Multi-query associative recall (Arora et al. 2023): keys with a value each, then every key again, at distances drawn from a power law.
 
     Keys are from the first half of the vocabulary, values and fillers from the second; only the values at repeated keys are scored.
     """
@@ -84,7 +83,7 @@ def associations(batch: int, n: int, pairs: int, vocabulary: int, g: torch.Gener
     x = half + torch.randint(vocabulary - half, (batch, n), generator=g)
     x[:, : 2 * pairs] = torch.stack([keys, values], 2).flatten(1)
     place = 2 * pairs + 2 * gaps
-    y = torch.full_like(x, IGNORE)
+    y = torch.full_like(x, IGNORED)
     return x.scatter(1, place, keys), y.scatter(1, place, values)
 
 
@@ -97,7 +96,7 @@ def size(written: str) -> tuple[int, int]:
 def batch_of(
     task: str, text: Text | None, args: argparse.Namespace, g: torch.Generator, held: bool, n: int
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, both ``(batch, n)``; IGNORE where nothing is scored."""
+    """Inputs and targets, both ``(batch, n)``; IGNORED where nothing is scored."""
     batch = args.batch
     if task == "mqar" and args.mixture and not held:  # one of the sizes, as many tokens in each batch
         n, pairs = size(args.mixture[int(torch.randint(len(args.mixture), (), generator=g))])
@@ -110,7 +109,7 @@ def batch_of(
             return tokens[:, :-1], tokens[:, 1:]
         tokens = tokens[:, :-1]
         hidden = torch.rand(tokens.shape, generator=g) < 0.15
-        return tokens.masked_fill(hidden, 0), tokens.masked_fill(~hidden, IGNORE)
+        return tokens.masked_fill(hidden, 0), tokens.masked_fill(~hidden, IGNORED)
     if task == "count":  # how often does this token occur in the whole sequence?
         kinds = torch.randint(8, 33, (batch, 1), generator=g)
         tokens = (torch.rand(batch, n, generator=g) ** 2 * kinds).long()
@@ -122,7 +121,7 @@ def batch_of(
         values = torch.randint(129, 145, keys.shape, generator=g)
         story = torch.stack([keys, values], 2).flatten(1)
         which = torch.randint(pairs, (batch, asked), generator=g)
-        targets = torch.cat([torch.full_like(story, IGNORE), values.gather(1, which) - 129], 1)
+        targets = torch.cat([torch.full_like(story, IGNORED), values.gather(1, which) - 129], 1)
         return torch.cat([story, keys.gather(1, which)], 1), targets
     raise ValueError(f"unknown task {task!r}")
 
@@ -205,7 +204,7 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
         x, y = batch_of(task, text, args, generator, False, args.n)
         if args.open_share:
             open_share(model, args.open_share, x.shape[1])
-        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=IGNORE)
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=IGNORED)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -238,8 +237,8 @@ def test(model: LinformerLM, task: str, text: Text | None, args: argparse.Namesp
     for _ in range(args.eval_batches):
         x, y = batch_of(task, text, args, generator, True, n)
         logits, y = model(x).flatten(0, 1), y.flatten()
-        total += F.cross_entropy(logits, y, ignore_index=IGNORE, reduction="sum").item()
-        asked = y != IGNORE
+        total += F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum").item()
+        asked = y != IGNORED
         right += (logits.argmax(-1) == y)[asked].sum().item()
         count += asked.sum().item()
     return {"loss": total / count, "accuracy": right / count}

@@ -74,6 +74,34 @@ def choosing() -> None:
         figures.save(figure, HERE / "choosing.png")
 
 
+def speed() -> None:
+    """How many times faster than full attention k slots are, by n: docs/speed.png."""
+    from matplotlib.figure import Figure
+
+    result = json.loads((HERE / "results" / "speed.json").read_text())
+    slots = ("128", "256", "512", "1024")
+    with figures.style():
+        figure = Figure(figsize=(8, 3.2), layout="constrained")
+        for axis, title in zip(figure.subplots(1, 2, sharey=True), ("forward", "training step"), strict=True):
+            for k in slots:
+                rows = [row for row in result[title] if k in row["times_faster"]]
+                axis.plot(
+                    [row["n"] for row in rows], [row["times_faster"][k] for row in rows], marker="o", label=f"k = {k}"
+                )
+            axis.axhline(1, color=figures.INK, linewidth=1, linestyle="--")
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log", base=2)
+            lengths = [row["n"] for row in result[title]]
+            axis.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=45)
+            axis.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+            axis.minorticks_off()
+            axis.set(title=title, xlabel="n")
+        figure.axes[0].set_ylabel("times faster than full attention")
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(slots))
+        figures.save(figure, HERE / "speed.png")
+
+
 def scaling() -> None:
     """Simulated time over the number of GPUs, and bytes that a GPU receives over the length: docs/scaling.png."""
     from matplotlib.figure import Figure
@@ -102,4 +130,5 @@ def scaling() -> None:
 
 if __name__ == "__main__":
     choosing()
+    speed()
     scaling()

@@ -70,3 +70,4 @@ def test_templates_are_in_the_package() -> None:
 
     folder = files("linformers.experiments") / "templates"
     assert {path.name for path in folder.iterdir()} == {"page.html", "style.css"}
+    assert {path.name for path in (files("linformers.training") / "templates").iterdir()} == {"card.md"}

@@ -1,4 +1,4 @@
-"""Private names of torch, transformers and Keras: each does what is relied on, and only ``linformers/private.py`` uses any."""
+"""Private names of torch, transformers and Keras: each behaves as expected, and only ``linformers/private.py`` uses any."""
 
 import ast
 import copy

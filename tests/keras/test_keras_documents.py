@@ -26,6 +26,14 @@ def test_the_page_runs(capsys):
     assert "linear_multi_head" in capsys.readouterr().out
 
 
+def test_the_readme_runs():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = [b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "linformers.keras" in b]
+    assert len(blocks) == 1
+    exec(blocks[0], names := {})
+    assert names["model"].output_shape == (None, 2)
+
+
 def test_the_page_for_other_packages_runs():
     page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
     blocks = [b for b in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "linformers.keras" in b]
