@@ -3,13 +3,16 @@
 Axes: b batch, h heads, n positions, d channels of a head.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
-Rotate = Callable[[Tensor], Tensor]
+
+class Rotate(Protocol):
+    """Applies rotary positions to queries or keys ``(b, h, n, d)``."""
+
+    def __call__(self, x: Tensor, /) -> Tensor: ...
 
 
 class SinusoidalPositions(nn.Module):
