@@ -1,6 +1,6 @@
 """Classify long documents: the words that tell are few, and may be anywhere.
 
-The documents are made up: thousands of filler words, and a few of a topic among them. Content slots gather words by what they are.
+The documents are made up: thousands of filler words, and a few of a topic among them. Content slots gather words by their features.
 
     python examples/long_documents.py --words 4096 --k 64 --steps 200
 """

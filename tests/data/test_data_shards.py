@@ -282,7 +282,7 @@ def test_the_memory_of_an_index_does_not_grow_with_the_corpus(monkeypatch):
     most = 1 << 15
     monkeypatch.setattr(index, "IN_MEMORY", most)
     monkeypatch.setattr(index, "MARKS", most // 4)
-    monkeypatch.setattr("linformers.data.store.BLOCK", most)
+    monkeypatch.setattr("linformers.data.store.CHUNK", most)
     peaks = []
     for count in (most, 4 * most, 32 * most):
         documents = Documents(np.zeros(2 * count, np.uint16), np.arange(2, 2 * count + 1, 2))

@@ -139,7 +139,7 @@ def test_a_machine_that_is_like_the_model_is_as_expected(tmp_path, monkeypatch, 
     machine = Hardware(flops=5e9, share=1.0, node=2, inside=3e8, latencies=((1 << 62, 2e-4),))
 
     def together(p, work, model, lengths, rounds):
-        steps = [{"seconds": simulate(model, machine, n, p)["seconds"], "peak": 1000.0} for n in lengths]
+        steps = [{"seconds": simulate(model, machine, n, p, overlap=False)["seconds"], "peak": 1000.0} for n in lengths]
         times = [machine.all_reduce(4 * size, p) for size in scaling_runs.SIZES]
         return [{"steps": steps, "all_reduce": times}] * p
 

@@ -115,7 +115,7 @@ def test_rows_can_pause():
     assert_close(found[1, 0], model(ids[1:, :7]).logits[0, -1])
 
 
-def test_generation_goes_on_from_a_cache():
+def test_generation_continues_from_a_cache():
     model, ids = make(LinformerForCausalLM), make_ids(2, 6)
     options = {"do_sample": False, "return_dict_in_generate": True}
     whole = model.generate(ids, max_new_tokens=10, **options).sequences

@@ -35,7 +35,7 @@ def test_the_card_says_what_the_run_found(task, trained, monkeypatch):
     assert re.search(r"\| k \| 6 \|", card.text)
     assert "The longest input is 24 tokens" in card.text
     assert ("| fruit | " in card.text) == (task == "classify")
-    assert str(opened.directory.parent) not in card.text  # folders of this machine are nobody's business
+    assert str(opened.directory.parent) not in card.text  # no paths of this machine
     monkeypatch.chdir(opened.directory)
     exec(re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1], names := {})
     assert type(names["model"]) is type(opened.model)
@@ -93,8 +93,8 @@ def test_metrics_go_to_the_integrations_that_are_asked_for(text, tmp_path, monke
     run("clm", text, out, max_steps=2, eval_steps=2, log_to=("wandb",))
     lines = rows(out)
     assert [step for step, logs in Recorder.seen if "loss" in logs] == [1, 2]
-    looks = [(step, logs["eval_loss"]) for step, logs in Recorder.seen if "eval_loss" in logs]
-    assert looks == [(line["step"], line["loss"]) for line in lines if line["part"] == "validation"]
+    evaluations = [(step, logs["eval_loss"]) for step, logs in Recorder.seen if "eval_loss" in logs]
+    assert evaluations == [(line["step"], line["loss"]) for line in lines if line["part"] == "validation"]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_the_decoder_sees_its_source_as_the_settings_say(kind):
     settings = Settings(task="seq2seq", cross_attention=kind).filled()
     assert configuration(settings, Tokens(), []).cross_attention == kind
     short = configuration(Settings(task="seq2seq", n=64, k=16, target_n=16).filled(), Tokens(), [])
-    assert (short.proj_k, short.decoder_proj_k, short.cross_proj_k) == (16, 4, 16)  # the source is as long as ever
+    assert (short.proj_k, short.decoder_proj_k, short.cross_proj_k) == (16, 4, 16)  # the source keeps its length
     assert Settings(task="seq2seq").filled().cross_attention == "full"
 
 

@@ -1,12 +1,16 @@
 """``linformers prepare``: text files become a tokeniser and token sequences in three parts."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from linformers.data.files import Cutting
+from linformers.data.prepared import ABOUT
+from linformers.data.reading import Errors
+from linformers.data.records import Kind
 from linformers.training.options import spoken
 
 Size = Annotated[int | None, Parameter(negative="")]
@@ -34,7 +38,7 @@ QUICK_LISTOPS = {"train": 2_000, "validation": 200, "test": 200, "min_length": 2
 def prepare(
     *sources: str,
     out: Path = Path("prepared"),
-    kind: Literal["text", "pairs", "labelled"] | None = None,
+    kind: Kind | None = None,
     targets: Several = None,
     validation: Several = None,
     test: Several = None,
@@ -48,9 +52,9 @@ def prepare(
     tokenizer: str | None = None,
     vocab_size: Size = None,
     lowercase: Flag = False,
-    documents: Literal["auto", "file", "blocks", "lines"] = "auto",
+    documents: Cutting = "auto",
     document_size: Annotated[int, Parameter(negative="")] = 4000,
-    errors: Literal["strict", "replace", "ignore"] = "strict",
+    errors: Errors = "strict",
     shares: Annotated[tuple[float, float, float], Parameter(negative="")] = (0.8, 0.1, 0.1),
     seed: Annotated[int, Parameter(negative="")] = 0,
     sample: Annotated[int, Parameter(negative="")] = 64_000_000,
@@ -98,17 +102,17 @@ def prepare(
     kind
         text; pairs, of a source and a target; or labelled, documents with classes. By default inferred from the other options.
     targets
-        Files whose lines belong to those of the sources.
+        Files whose line i is the target of line i of the sources.
     validation
-        Files of the validation part, if it is not to be taken from the sources.
+        Files of the validation part; by default a share of the sources.
     test
-        Files of the test part, likewise.
+        Files of the test part; by default a share of the sources.
     column
         The column with the text, in tables and JSON lines; by default "text".
     label_column
         The column with the class; by default "label". In JSON lines it may hold a list of several.
     label_separator
-        What stands between the classes of a document that can have several, in tables.
+        The characters between the classes of a document that can have several, in tables.
     target_column
         The column with the target of a pair; by default "target".
     dataset
@@ -126,7 +130,7 @@ def prepare(
     documents
         How plain text is divided into documents: by file, into blocks (cut at paragraphs), or by lines. auto: by file if there are three or more.
     document_size
-        The fewest characters of such a document; it ends at the next paragraph.
+        The fewest characters of such a block, which ends at the next paragraph.
     errors
         What to do about invalid UTF-8: stop, replace it, or ignore it.
     shares
@@ -169,7 +173,7 @@ def prepare(
     sizes |= {name: v for name, v in (("max_depth", listops_depth), ("max_args", listops_args)) if v is not None}
     generated = bool(sizes) or (kind == "labelled" and not sources and not dataset)
     places = [out] if part is None else [out, shard_directory(out, *part)]
-    before = any((place / "prepared.json").is_file() for place in places) and not overwrite
+    before = any((place / ABOUT).is_file() for place in places) and not overwrite
     with bar() as progress:
         prepared = data.prepare(
             sources or None,
@@ -221,5 +225,5 @@ def show(prepared: Any, reused: bool) -> None:
         console.print(f"{len(prepared.labels)} classes: {shown}", markup=False)
     for note in prepared.notes:
         console.print(f"note: {note}", markup=False)
-    there = "was there already, made of the same: nothing to do" if reused else "is ready"
-    console.print(f"{prepared.directory} {there}", markup=False)
+    end = "already exists, made from the same sources and options; nothing to do" if reused else "is ready"
+    console.print(f"{prepared.directory} {end}", markup=False)

@@ -33,10 +33,10 @@ def collate(
     Args:
         examples: of ``Examples``.
         pad_id: fills ``input_ids``.
-        start_id: add ``decoder_input_ids``, the labels shifted by one after this token; for sequence to sequence.
-        multiple: pad to a multiple of this length,
-        longest: but not beyond this length.
-        longest_target: the same for labels, if it differs.
+        start_id: add ``decoder_input_ids``: this token, then all labels but the last; for sequence to sequence.
+        multiple: pad to a multiple of this length.
+        longest: do not pad to more than this length, whatever ``multiple`` is.
+        longest_target: ``longest`` for the labels of sequence to sequence; None means ``longest``.
 
     Returns:
         ``input_ids`` and ``attention_mask`` ``(b, n)``; ``labels`` ``(b, n)`` or ``(b, t)``, padded with -100, or ``(b,)`` for classes, or ``(b, c)`` of 0 and 1 where
@@ -50,7 +50,7 @@ def collate(
     if np.ndim(labels[0]) == 0:
         batch["labels"] = torch.tensor(labels, dtype=torch.long)
         return batch
-    if np.asarray(labels[0]).dtype.kind == "f":  # which of several classes each has
+    if np.asarray(labels[0]).dtype.kind == "f":  # 1 for each class that a text has
         batch["labels"] = torch.from_numpy(np.stack(labels))
         return batch
     asked, _ = pad(labels, IGNORED, multiple, longest_target or longest)
@@ -79,8 +79,9 @@ def pad(
 class LengthBatches(torch.utils.data.Sampler[list[int]]):
     """Batches of examples of similar length; a pure function of the seed and the epoch.
 
-    Shuffled: examples are shuffled, those of some batches are sorted by length, and the batches are shuffled again. Otherwise all
-    are sorted by length; of more than four million examples, only those of some batches in turn. No order of so many is kept: each batch is computed.
+    With ``shuffle``, examples are shuffled, sorted by length within pools of several batches, and the batches are shuffled again.
+    Otherwise all examples are sorted by length. The order of more than four million examples is not kept in memory: each batch is computed
+    when it is read, and without ``shuffle`` they are sorted within pools only.
 
     Args:
         lengths: of the examples.
@@ -127,7 +128,7 @@ class LengthBatches(torch.utils.data.Sampler[list[int]]):
         return found
 
     def _order(self, lengths: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """All examples in order, similar lengths side by side."""
+        """The indices of all examples, similar lengths next to each other."""
         if not self.shuffle:
             return np.argsort(-lengths, kind="stable")
         order = np.random.default_rng([self.seed, epoch, 0]).permutation(len(lengths))
@@ -135,7 +136,7 @@ class LengthBatches(torch.utils.data.Sampler[list[int]]):
         return order[np.lexsort((lengths[order], pool))]
 
     def _computed(self, number: int, epoch: int) -> list[int]:
-        """The same of one batch alone: its pool is shuffled and sorted."""
+        """The examples of one batch, without the order of all: only its pool is shuffled and sorted."""
         count = len(self.lengths)
         if self.shuffle:
             number = int(index.shuffled(np.array([number]), len(self), [self.seed, epoch, 1])[0])

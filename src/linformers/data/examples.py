@@ -36,12 +36,12 @@ Example = dict[str, Any]
 class Examples(torch.utils.data.Dataset[Example]):
     """One part of a prepared directory, as examples of a task.
 
-    ``"mlm"``: passages of documents, some tokens hidden. ``"clm"``: documents joined by the end token and packed to full length.
+    ``"mlm"``: passages of documents with some tokens masked. ``"clm"``: documents joined by the end token and packed to full length.
     ``"seq2seq"``: pairs, or passages of documents with spans taken out. ``"classify"``: documents and their classes.
 
-    An example has ``input_ids`` and ``labels``; arrays of numbers, but for ``"classify"`` one number. Labels are -100 where nothing is
-    asked (for documents that can have several classes, an array of 0 and 1); those of ``"clm"`` are the input itself, which the model
-    shifts. Those of ``"seq2seq"`` are the target and the end token.
+    An example has ``input_ids`` and ``labels``, arrays of token ids. Labels are -100 where nothing is scored; those of ``"clm"`` are the
+    input itself, which the model shifts; those of ``"seq2seq"`` are the target and the end token; that of ``"classify"`` is the number of the
+    class (for documents that can have several classes, an array of 0 and 1).
 
     Args:
         prepared: the data.
@@ -50,18 +50,18 @@ class Examples(torch.utils.data.Dataset[Example]):
         max_length: the most tokens of an input, with the special ones.
         target_length: the most tokens of a target; None means ``max_length``.
         seed: of the noise.
-        mask_share: of tokens that "mlm" asks for.
+        mask_share: the share of tokens that "mlm" scores.
         noise: for "seq2seq" from text: ``"infill"``, the target is the whole text; ``"spans"``, only what was taken out, each span
             after a mask.
-        noise_share: of tokens that are taken out.
-        span_length: about how many together.
-        token_dropout: of tokens that "classify" hides: they become the mask, or the unknown token where there is no mask.
+        noise_share: the share of tokens that are taken out.
+        span_length: the mean length of the spans that are taken out.
+        token_dropout: the share of tokens that "classify" hides: they become the mask, or the unknown token where there is no mask.
         long: what "classify" does with longer documents: ``"cut"`` takes their first tokens, ``"windows"`` one window, chosen by seed, epoch
             and index; :meth:`windows` gives all of them.
 
     Attributes:
-        cut: how many documents (of pairs: sources or targets) were cut off at the limit.
-        unseen: the share of the tokens that are beyond it.
+        cut: how many documents (of pairs: sources or targets) are longer than the limit, and cut there.
+        unseen: the share of all tokens that are cut off.
         lengths: the tokens of each input, ``(len(self),)``; before spans are taken out. Of more than four million examples they are computed when they are read.
     """
 
@@ -208,7 +208,7 @@ class Examples(torch.utils.data.Dataset[Example]):
         self._measure(Firsts(self.documents, room))
 
     def _count(self, documents: Documents, room: int) -> None:
-        for _, lengths in documents.blocks():
+        for _, lengths in documents.chunks():
             self.cut += int((lengths > room).sum())
             self._beyond += int(np.maximum(lengths - room, 0).sum())
             self._known += int(lengths.sum())
@@ -218,7 +218,7 @@ class Examples(torch.utils.data.Dataset[Example]):
         return self._beyond / self._known if self._known else 0.0
 
     def _window(self, index: int) -> Ids:
-        """The tokens of a document for one example: from its beginning, or from anywhere."""
+        """The tokens of a document for one example: from its beginning or, of a longer document with windows, from a random position."""
         begin = int(self._begins[index])
         size = int(self.documents.ends[index]) - begin
         if self.long == "windows" and size > self._room:
@@ -226,7 +226,7 @@ class Examples(torch.utils.data.Dataset[Example]):
         return self.documents.tokens[begin : begin + min(size, self._room)].astype(np.int64)
 
     def windows(self, index: int) -> list[Ids]:
-        """All windows of a document, which overlap by a quarter, as inputs of "classify"; one if it is short enough or cut."""
+        """All windows of a document, which overlap by a quarter, as inputs of "classify"; a single one if it fits, or if documents are cut."""
         ids = self.documents[index].astype(np.int64)
         starts = window_starts(len(ids), self._room) if self.long == "windows" else [0]
         return [self._wrap(ids[start : start + self._room]) for start in starts]
@@ -245,7 +245,7 @@ class Examples(torch.utils.data.Dataset[Example]):
     def _packed(self, index: int) -> Ids:
         begin = index * self.max_length
         end = begin + int(self.lengths[index])
-        # Before a position there are as many end tokens as documents that ended.
+        # Before a position there is one end token for each document that has ended.
         low, high = (documents_before(self.documents, place) for place in (begin, end))
         tokens = self.documents.tokens[begin - low : end - high].astype(np.int64)
         return np.insert(tokens, np.asarray(self.documents.ends[low:high]) - (begin - low), self.special.end)
@@ -263,7 +263,7 @@ class Examples(torch.utils.data.Dataset[Example]):
 
 
 class Special:
-    """The special tokens of a tokeniser, as examples need them."""
+    """The special tokens of a tokeniser; one that is missing is an error only where it is needed."""
 
     def __init__(self, prepared: Prepared) -> None:
         tokenizer = prepared.tokenizer
@@ -275,7 +275,7 @@ class Special:
         self._special = tokenizer.all_special_ids
 
     def need_end(self) -> int:
-        """The end token."""
+        """The end token; a ValueError if there is none."""
         if self._end is None:
             raise ValueError(f"the tokeniser of {self._where} has no end token (eos or sep), which this task needs")
         return int(self._end)
@@ -283,7 +283,7 @@ class Special:
     end = property(need_end)
 
     def need_hidden(self) -> int:
-        """The token that stands for one that is hidden."""
+        """The token that replaces hidden tokens: the mask, or else the unknown token."""
         found = next((i for i in (self._mask, self._unknown) if i is not None), None)
         if found is None:
             raise ValueError(
@@ -294,14 +294,14 @@ class Special:
     hidden = property(need_hidden)
 
     def need_mask(self) -> int:
-        """The mask token."""
+        """The mask token; a ValueError if there is none."""
         if self._mask is None:
             raise ValueError(f"the tokeniser of {self._where} has no mask token, which this task needs")
         return int(self._mask)
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What noise needs."""
+        """The token ids that :mod:`linformers.data.noise` needs."""
         if not hasattr(self, "_vocabulary"):
             ordinary = np.setdiff1d(np.arange(self._size), self._special)
             self._vocabulary = Vocabulary(self._size, self.need_mask(), ordinary)
@@ -317,7 +317,7 @@ def around(tokenizer: Any) -> tuple[Ids, Ids]:
 
 
 def check_task(task: str, prepared: Prepared) -> None:
-    """Raise a ValueError for an unknown task, or one that this data does not fit."""
+    """Raise a ValueError for an unknown task, or for data that does not fit it."""
     one_of("task", task, TASKS)
     if task == "classify" and prepared.kind != "labelled":
         raise ValueError(

@@ -1,7 +1,7 @@
-"""Where the examples of a part are, and in which order they are read: in memory that does not grow with the corpus beyond a bound.
+"""Where the examples of a part are, and in which order they are read, in bounded memory.
 
-Up to ``IN_MEMORY`` examples and documents their places are arrays. Beyond that nothing is kept for a single example: its place is computed from the ends of
-the documents, which are read from their memory maps, and its number in an epoch by a permutation that is a function.
+Up to ``IN_MEMORY`` examples and documents their places are arrays. Beyond that nothing is kept for single examples: the place of one is computed from the ends of
+the documents, which are read from their memory maps, and the order of an epoch is a permutation that is computed as a function.
 """
 
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ class Passages:
         self._documents, self._room = documents, room
         self._stride = -(-len(documents) // MARKS)
         marks, count = [np.zeros(1, np.int64)], 0
-        for begin, lengths in documents.blocks():
+        for begin, lengths in documents.chunks():
             passed = np.cumsum(-(-lengths // room)) + count
             first = -(-(begin + 1) // self._stride) * self._stride - 1 - begin  # the last document of a stride
             marks.append(passed[first :: self._stride].copy())  # a view would keep all of them
@@ -159,16 +159,16 @@ def documents_before(documents: Documents, position: int) -> int:
 
 
 def total(lengths: Numbers | Column) -> int:
-    """The sum of all lengths; of very many, about the sum."""
+    """The sum of all lengths; estimated from the first ones where they are not in memory."""
     if isinstance(lengths, np.ndarray):
         return int(lengths.sum())
     return round(float(np.mean(lengths[:IN_MEMORY])) * len(lengths))
 
 
 def shuffled(places: Numbers, count: int, key: list[int]) -> Numbers:
-    """Where a permutation of ``count`` numbers puts those at ``places``; it is a function of the key, and nothing is kept of it.
+    """The numbers at ``places`` of a permutation of 0 to ``count - 1``; the permutation is a function of the key, and is not stored.
 
-    A Feistel network over the smallest square of a power of two that holds them, repeated for those that fall outside.
+    A Feistel network over the smallest power of four that is at least ``count``, applied again to results that are too large.
     """
     half = np.uint64(max(1, -(-(count - 1).bit_length() // 2)))
     mask = np.uint64((1 << int(half)) - 1)

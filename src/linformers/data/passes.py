@@ -11,7 +11,7 @@ from linformers.data.split import Split, class_notes
 from linformers.data.store import Numbers, Writer
 from linformers.data.vocabulary import Encoder
 
-Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much
+Progress = Callable[[str, int, int | None], None]  # the name of the work, how much of it is done, how much there is
 AT_ONCE = 1 << 20  # characters that are encoded together
 
 
@@ -19,7 +19,7 @@ class Work:
     """Two passes over a corpus: :meth:`survey` splits it and takes a sample, :meth:`write` writes it.
 
     Args:
-        units: those of the corpus that are written; None for all of it.
+        units: the units of the corpus, such as files, that are written; None for all.
     """
 
     def __init__(
@@ -41,17 +41,17 @@ class Work:
             progress,
         )
         self.labels: list[str] = []
-        self.several = False  # whether a document can have several
+        self.several = False  # whether a document can have several labels
         self.label_sets: list[list[int]] = []
         self.notes: list[str] = list(corpus.notes)
         self.dtype = "uint16"
         self.characters = 0
         self.unknown = 0.0
         self.units = units
-        self.tally: dict[str, Any] = {}  # what the shards of a corpus add up
+        self.tally: dict[str, Any] = {}  # counts that are added up over the shards of a corpus
 
     def read(self, what: str, reading: Reading) -> Iterator[Record]:
-        """One pass, up to the limit."""
+        """The records of one pass over the corpus, up to the limit, with its progress shown as ``what``."""
         characters = told = limited = 0
         size = self.corpus.size
         if reading.units is not None:
@@ -93,7 +93,7 @@ class Work:
         return [text for key, text in sample.texts if self.split.part(key) == "train"]
 
     def divide(self) -> None:
-        """Count and split the documents of the whole corpus; reads no further than the split depends on."""
+        """Count and split the documents of the whole corpus; ends as soon as the split no longer depends on the rest."""
         reading = Reading()
         for record in self.read("reading", reading):
             if record.part is None:
@@ -112,7 +112,7 @@ class Work:
         if self.kind == "pairs":
             writers |= {f"{part}.target": Writer(folder / f"{part}.target", self.dtype) for part in PARTS}
         numbers: dict[str, Numbers] = {part: Numbers(folder / f"{part}.labels.npy", "int32") for part in PARTS}
-        names: dict[tuple[str, ...], int] = {}  # the classes that a document has; only one, or a set of several
+        names: dict[tuple[str, ...], int] = {}  # a number for each set of classes that a document has
         found: dict[str, list[int]] = {}  # documents of each class in each part
         unknown = tokens = 0
         reading = Reading(units=self.units)
@@ -157,7 +157,7 @@ class Work:
     def finish_labels(
         self, names: dict[tuple[str, ...], int], found: dict[str, list[int]], numbers: dict[str, Numbers]
     ) -> None:
-        """Number the classes in the order of their names; where documents have several, also the sets of them."""
+        """Number the classes by name; where documents have several, also the sets of classes."""
         if self.kind != "labelled":
             for one in numbers.values():
                 one.close()
@@ -183,7 +183,7 @@ def check_labels(name: str, sets: Collection[tuple[str, ...]], found: Collection
 
 
 def numbered(sets: Iterable[tuple[str, ...]], found: Iterable[str]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """The classes in the order of their names, and the sets of them that documents have in theirs."""
+    """The classes sorted by name, and the sets of classes that documents have, sorted by their classes."""
     labels = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
     place = {name: i for i, name in enumerate(labels)}
     return labels, sorted(sets, key=lambda own: [place[name] for name in own])
@@ -191,16 +191,16 @@ def numbered(sets: Iterable[tuple[str, ...]], found: Iterable[str]) -> tuple[lis
 
 def left_out(reading: Reading) -> str:
     """What was left out, for a message; begins with a colon."""
-    said = []
+    notes = []
     if reading.empty:
-        said.append(f"{len(reading.empty)} empty files left out ({first(reading.empty)})")
+        notes.append(f"{len(reading.empty)} empty files left out ({first(reading.empty)})")
     if reading.blank:
-        said.append(f"{reading.blank} documents without text left out")
+        notes.append(f"{reading.blank} documents without text left out")
     if reading.repeated:
-        said.append(f"{reading.repeated} documents left out, because they are also in the test or validation files")
+        notes.append(f"{reading.repeated} documents left out, because they are also in the test or validation files")
     if reading.cut:
-        said.append(f"{len(reading.cut)} very long files were cut ({first(reading.cut)})")
-    return ": " + "; ".join(said) if said else ""
+        notes.append(f"{len(reading.cut)} very long files were cut ({first(reading.cut)})")
+    return ": " + "; ".join(notes) if notes else ""
 
 
 def unknown_notes(share: float) -> list[str]:
@@ -223,7 +223,7 @@ class Sample:
         self._bits = 0
 
     def add(self, key: int, text: str) -> None:
-        """Take a text if its fingerprint is among those sampled."""
+        """Add a text to the sample if its fingerprint is among those that are sampled."""
         if not self._takes(key):
             return
         self.texts.append((key, text))

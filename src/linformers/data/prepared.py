@@ -113,7 +113,7 @@ class Prepared:
         return Documents.open(self._stems(check_part(part)), self.about["dtype"])
 
     def _stems(self, name: str) -> list[Path]:
-        """Where the files of a part begin their names; of a joined directory, one for each shard."""
+        """The paths of the files of a part without their endings; in a joined directory, one for each shard."""
         files = self.about["files"][name] if "files" in self.about else [{"stem": name}]
         return [self.directory / one["stem"] for one in files]
 
@@ -165,7 +165,7 @@ def load(directory: Path | str, *, verify: bool = False) -> Prepared:
         verify: read all tokens and compare their digests, too.
 
     Raises:
-        ValueError: if it is not one, is of another version, or its files are not those that were written.
+        ValueError: if it is not a prepared directory, is of another version, or its files are not those that were written.
     """
     directory = Path(directory)
     about = read_about(directory)
@@ -257,7 +257,7 @@ def check_labels(directory: Path, stem: str, counts: dict[str, Any], about: dict
 
 
 def adds_up(about: dict[str, Any], part: str) -> bool:
-    """Whether the files of a part have as many documents and tokens as it has."""
+    """Whether the documents and tokens of the files of a part add up to those of the part."""
     files, counts = about["files"][part], about["parts"][part]
     return all(sum(one[name] for one in files) == counts[name] for name in ("documents", "tokens"))
 

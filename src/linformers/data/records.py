@@ -1,4 +1,4 @@
-"""What a corpus is: records that can be read again and again, and what makes it the same corpus as last time."""
+"""What a corpus is: records that can be read several times, and an identity that changes when they do."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ PARTS: tuple[Part, ...] = ("train", "validation", "test")
 
 
 class Record(NamedTuple):
-    """One document, with its translation or its class, and its part where the corpus has parts already.
+    """One document, with its target or its class, and its part if the corpus is already divided into parts.
 
     Where documents can have several classes, ``labels`` has all of them, and ``label`` the first, by which documents are split.
     """
@@ -34,11 +34,11 @@ class Reading:
     done: int = 0  # bytes of the files, or records
     empty: list[str] = field(default_factory=list)  # files without text
     blank: int = 0  # records without text
-    repeated: int = 0  # records that are also in a part that was given
+    repeated: int = 0  # records that are also in the test or validation files, and left out here
     cut: list[str] = field(default_factory=list)  # files that are too long for one document
-    units: range | None = None  # those that are wanted; None for all
-    unit: int = -1  # the one that is being read
-    whole: bool = False  # whether to read also those that are not wanted
+    units: range | None = None  # the units, such as files, that are wanted; None for all
+    unit: int = -1  # the number of the unit that is being read
+    whole: bool = False  # whether to read units that are not wanted, too
 
     def begin(self) -> bool:
         """Begin the next unit, and return whether to read it."""
@@ -47,7 +47,7 @@ class Reading:
 
     @property
     def wanted(self) -> bool:
-        """Whether this unit is wanted."""
+        """Whether the unit that is being read is wanted."""
         return self.units is None or self.unit in self.units
 
 
@@ -56,14 +56,14 @@ class Corpus:
     """A source of records.
 
     Args:
-        identity: what makes it the same corpus; can be written as JSON.
+        identity: JSON values that are equal if and only if the corpus is the same.
         read: starts a pass; every pass gives the same records.
-        size: what ``Reading.done`` is at the end; None if that is not known.
-        name: what it is, in a few words.
-        has_parts: every record says its part.
-        notes: choices to be told to the user.
-        unchanged: whether it is still what ``identity`` says.
-        units: the sizes of what several processes can share it by, in the order of reading; none if they cannot.
+        size: the value of ``Reading.done`` at the end; None if that is not known.
+        name: a description in a few words.
+        has_parts: whether every record names its part.
+        notes: notes for the user about choices that were made.
+        unchanged: whether the corpus still has its identity.
+        units: the sizes of the units, such as files, that several processes can share, in the order of reading; empty if they cannot.
     """
 
     identity: dict[str, Any]
@@ -83,7 +83,7 @@ def fingerprint(text: str, seed: int = 0) -> int:
 
 
 def not_blank(records: Callable[[Reading], Iterator[Record]]) -> Callable[[Reading], Iterator[Record]]:
-    """The same records without those that have no text, or no target where there are targets; they are counted."""
+    """The same records without those that have no text, or no target where there are targets; these are counted."""
 
     def read(reading: Reading) -> Iterator[Record]:
         for record in records(reading):
@@ -96,7 +96,7 @@ def not_blank(records: Callable[[Reading], Iterator[Record]]) -> Callable[[Readi
 
 
 def with_parts(training: Corpus, given: dict[Part, Corpus]) -> Corpus:
-    """A corpus whose test or validation part is another corpus; documents of one are removed from the next, and from ``training``."""
+    """A corpus whose test or validation part is another corpus; documents of an earlier part are removed from later ones, and from ``training``."""
 
     def read(reading: Reading) -> Iterator[Record]:
         held_out: set[int] = set()
@@ -127,6 +127,6 @@ def with_parts(training: Corpus, given: dict[Part, Corpus]) -> Corpus:
 
 
 def first(items: list[str], count: int = 5) -> str:
-    """The first of many names, for a message."""
+    """The first names of a list, for a message."""
     more = f" and {len(items) - count} more" if len(items) > count else ""
     return ", ".join(items[:count]) + more

@@ -25,7 +25,7 @@ def is_saved_dataset(source: str) -> bool:
 
 
 def saved_dataset(source: str, kind: Kind, layout: Layout) -> dict[Part, Corpus]:
-    """A saved dataset by its parts: what has no splits is all ``"train"``, to be split like any other corpus.
+    """A saved dataset by its parts: one without splits is all ``"train"``, to be split like any other corpus.
 
     Raises:
         ValueError: if it cannot be read, or has splits but none to train on.
@@ -58,7 +58,7 @@ def saved_dataset(source: str, kind: Kind, layout: Layout) -> dict[Part, Corpus]
 def corpus(
     directory: Path, split: str, rows: Any, kind: Kind, layout: Layout, files: dict[str, Any], notes: Sequence[str]
 ) -> Corpus:
-    """One split."""
+    """One split as a corpus."""
     names = names_in(rows.features)
 
     def read(reading: Reading) -> Iterator[Record]:

@@ -1,4 +1,4 @@
-"""Shards: several processes prepare one corpus, each some of its files, and a join makes one directory of what they wrote.
+"""Shards: several processes prepare one corpus, each a share of its files, and :func:`join` makes one directory of what they wrote.
 
 Every shard is a prepared directory, ``out/shards/00003-of-00008``. The split of the documents depends on the whole corpus, so the parts of all shards, one
 after the other, are those that a single process writes. The join copies no tokens: the joined directory reads them from the files of the shards.
@@ -19,7 +19,7 @@ from linformers.data.passes import check_labels, left_out, numbered, unknown_not
 from linformers.data.prepared import ABOUT, JOINED, SHARDS, Prepared, load, read_about
 from linformers.data.records import PARTS, Corpus, Reading, first
 from linformers.data.split import class_notes
-from linformers.data.store import BLOCK, Numbers
+from linformers.data.store import CHUNK, Numbers
 from linformers.files.whole import scratch, sync, write_text
 
 NAME = re.compile(r"(\d{5})-of-(\d{5})")
@@ -81,7 +81,7 @@ def units_of(corpus: Corpus, number: int, of: int) -> range:
 
 
 def joined(out: Path, mark: str) -> Prepared | None:
-    """The prepared directory at ``out`` if it was made of the same; None if there is none.
+    """The prepared directory at ``out`` if it was made from the same sources and options; None if there is none.
 
     Raises:
         ValueError: if something else is there.
@@ -146,8 +146,8 @@ def find_shards(out: Path) -> list[Path]:
     counts = sorted({int(name[2]) for name in found.values() if name})
     begun = {int(one[1]) for name in found if (one := BEGUN.match(name))}
     if not counts:
-        said = f"; begun and not complete: {first([str(i) for i in sorted(begun)])}" if begun else ""
-        raise ValueError(f"{folder} has no complete shard{said}")
+        more = f"; begun and not complete: {first([str(i) for i in sorted(begun)])}" if begun else ""
+        raise ValueError(f"{folder} has no complete shard{more}")
     if len(counts) > 1:
         raise ValueError(
             f"{folder} has shards of {' and of '.join(map(str, counts))}; remove those that are not to be joined"
@@ -235,8 +235,8 @@ def write_labels(shards: Sequence[Prepared], folder: Path) -> tuple[dict[str, An
         for place, part in enumerate(PARTS):
             counts = np.zeros(len(sets), np.int64)
             numbers = one.classes(part)
-            for begin in range(0, len(numbers), BLOCK):
-                counts += np.bincount(numbers[begin : begin + BLOCK], minlength=len(sets))
+            for begin in range(0, len(numbers), CHUNK):
+                counts += np.bincount(numbers[begin : begin + CHUNK], minlength=len(sets))
             for own, count in zip(sets, counts.tolist(), strict=True):
                 for label in own:
                     found.setdefault(label, [0, 0, 0])[place] += count
@@ -249,8 +249,8 @@ def write_labels(shards: Sequence[Prepared], folder: Path) -> tuple[dict[str, An
         for one, sets in zip(shards, own_sets, strict=True):
             renumber = np.array([number[own] for own in sets], np.int32)
             numbers = one.classes(part)
-            for begin in range(0, len(numbers), BLOCK):
-                writer.add(renumber[numbers[begin : begin + BLOCK]])
+            for begin in range(0, len(numbers), CHUNK):
+                writer.add(renumber[numbers[begin : begin + CHUNK]])
         writer.close()
     index = {name: i for i, name in enumerate(labels)}
     several = any(one.several for one in shards)

@@ -10,10 +10,11 @@ from typing import Any, Self, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from linformers.checks import one_of
 from linformers.files.checked import open_regular
 
 TYPES = ("uint16", "uint32")  # of tokens; other types, such as floats, are refused when a directory is read
-BLOCK = 1 << 22  # numbers that are checked at once
+CHUNK = 1 << 22  # numbers that are checked at once, and bytes that are copied at once
 Tokens = NDArray[np.unsignedinteger[Any]]
 
 
@@ -37,8 +38,7 @@ class Documents(Sequence[Tokens]):
         Raises:
             ValueError: for a type that ``Writer`` does not write, and for files that disagree on the number of tokens.
         """
-        if dtype not in TYPES:
-            raise ValueError(f"tokens are one of {', '.join(map(repr, TYPES))}, got {dtype!r}")
+        one_of("the type of tokens", dtype, TYPES)
         stems = [stems] if isinstance(stems, Path) else list(stems)
         found = [map_files(stem, dtype) for stem in stems]
         if len(found) == 1:
@@ -81,15 +81,15 @@ class Documents(Sequence[Tokens]):
         """Tokens of each document, ``(count,)``."""
         return np.diff(np.asarray(self.ends), prepend=0)
 
-    def blocks(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
-        """The lengths of all documents, some at once: the first of them and their tokens; memory does not grow with their number."""
-        for begin in range(0, len(self), BLOCK):
-            yield begin, np.diff(np.asarray(self.ends[begin : begin + BLOCK]), prepend=self.start(begin))
+    def chunks(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
+        """The lengths of all documents in chunks: the index of the first document, and the tokens of each; memory does not grow with their number."""
+        for begin in range(0, len(self), CHUNK):
+            yield begin, np.diff(np.asarray(self.ends[begin : begin + CHUNK]), prepend=self.start(begin))
 
     @property
     def longest(self) -> int:
         """The tokens of the longest document; 0 if there is none."""
-        return max((int(lengths.max()) for _, lengths in self.blocks()), default=0)
+        return max((int(lengths.max()) for _, lengths in self.chunks()), default=0)
 
 
 class Pieces:
@@ -97,7 +97,7 @@ class Pieces:
 
     Args:
         arrays: of the same type.
-        added: what is added to the numbers of each; nothing by default.
+        added: a number for each array that is added to its values; None adds nothing.
     """
 
     def __init__(self, arrays: Sequence[NDArray[Any]], added: Sequence[int] | None = None) -> None:
@@ -219,8 +219,8 @@ class Numbers:
         # Not through a memory map: on a full disk that would end the process with a bus error.
         with self.path.open("wb") as final, self._raw.open("rb") as raw:
             np.lib.format.write_array_header_1_0(final, header)
-            while block := raw.read(1 << 22):
-                values = np.frombuffer(block, self.dtype)
+            while chunk := raw.read(CHUNK):
+                values = np.frombuffer(chunk, self.dtype)
                 final.write((values if renumber is None else renumber[values]).astype(self.dtype).tobytes())
         self._raw.unlink()
 
@@ -257,20 +257,20 @@ def read_numbers(path: Path, dtype: str) -> NDArray[Any]:
 
 
 def check_order(ends: NDArray[np.int64]) -> None:
-    """Raise a ValueError unless the ends of documents rise, from 0; read in blocks."""
+    """Raise a ValueError unless the ends of documents rise, from 0; read in chunks."""
     before = 0
-    for begin in range(0, len(ends), BLOCK):
-        block = np.asarray(ends[begin : begin + BLOCK])
-        if (np.diff(block, prepend=before) < 0).any():
-            raise ValueError(f"a document among {begin} to {begin + len(block) - 1} ends before it begins")
-        before = int(block[-1])
+    for begin in range(0, len(ends), CHUNK):
+        chunk = np.asarray(ends[begin : begin + CHUNK])
+        if (np.diff(chunk, prepend=before) < 0).any():
+            raise ValueError(f"a document among {begin} to {begin + len(chunk) - 1} ends before it begins")
+        before = int(chunk[-1])
 
 
 def check_range(numbers: "NDArray[Any] | Pieces", count: int) -> None:
-    """Raise a ValueError unless all numbers are from 0 to ``count - 1``; read in blocks."""
-    for begin in range(0, len(numbers), BLOCK):
-        block = np.asarray(numbers[begin : begin + BLOCK])
-        low, high = int(block.min()), int(block.max())
+    """Raise a ValueError unless all numbers are from 0 to ``count - 1``; read in chunks."""
+    for begin in range(0, len(numbers), CHUNK):
+        chunk = np.asarray(numbers[begin : begin + CHUNK])
+        low, high = int(chunk.min()), int(chunk.max())
         if low < 0 or high >= count:
             raise ValueError(f"it has numbers from {low} to {high}, and must have those from 0 to {count - 1}")
 
@@ -279,6 +279,6 @@ def digest(path: Path) -> str:
     """The digest that ``Writer.close`` gave for this file."""
     found = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
+        while chunk := file.read(1 << 20):
+            found.update(chunk)
     return found.hexdigest()

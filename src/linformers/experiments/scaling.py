@@ -34,21 +34,21 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """Those that every process has: four maps of attention and two of the feed-forward part in each layer."""
+        """The number of parameters that every process has: four maps of attention and two of the feed-forward part in each layer."""
         return self.layers * (4 * self.d * self.d + 2 * self.d * self.ff)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """What is assumed of a machine.
+    """The assumed hardware.
 
     Attributes:
         flops: operations a second of one GPU.
-        share: of these that training reaches.
-        node: GPUs of a node.
+        share: the share of these that training reaches.
+        node: GPUs per node.
         inside: bytes a second between two GPUs of a node.
         between: bytes a second of one GPU to another node.
-        latencies: seconds of a collective over at most so many GPUs.
+        latencies: pairs of a number of GPUs, and the seconds of a collective over at most that number.
         memory: bytes of a GPU.
         activation: bytes of a number that the backward pass keeps.
     """
@@ -68,7 +68,7 @@ class Hardware:
         return self.flops * self.share
 
     def latency(self, p: int) -> float:
-        """Seconds of a collective of nothing over ``p`` processes."""
+        """Seconds of an empty collective over ``p`` processes."""
         return next(seconds for most, seconds in self.latencies if p <= most) if p > 1 else 0.0
 
     def all_reduce(self, size: float, p: int) -> float:
@@ -98,7 +98,7 @@ def slot_numbers(model: Model, parts: int = 1) -> int:
 
 
 def slots_received(model: Model, p: int, *, parts: int = 1, recompute: str = "none") -> float:
-    """Of ours: the sum of the slots, forward, and of their gradients; 4(p - 1)/p·k·(d + 1).
+    """Of attention to slots: the sum of the slots, forward, and of their gradients; 4(p - 1)/p·k·(d + 1).
 
     Args:
         parts: 2 where keys and values, or heads, have an E of their own.
@@ -128,7 +128,7 @@ def collectives(model: Model, recompute: str = "none") -> int:
 
 
 def step_flops(model: Model, positions: float, recompute: str = "none") -> tuple[float, float]:
-    """Operations of a training step on so many positions, and those for the slots, which every process does."""
+    """Operations of a training step on ``positions`` positions, and those for the slots, which every process repeats."""
     own = attention_flops(1, model.k, model.d) - 4 * model.k * model.d**2 + 4 * model.d * model.ff
     passes = 4 if recompute != "none" else 3
     return passes * model.layers * own * positions, passes * model.layers * 4 * model.k * model.d**2
@@ -149,10 +149,14 @@ def memory(model: Model, hardware: Hardware, n: int, p: int, recompute: str = "n
     }
 
 
-def simulate(model: Model, hardware: Hardware, n: int, p: int, recompute: str = "none") -> dict[str, Any]:
+def simulate(
+    model: Model, hardware: Hardware, n: int, p: int, recompute: str = "none", *, overlap: bool = True
+) -> dict[str, Any]:
     """Seconds of a training step and of its parts, what a process receives, and its memory.
 
-    The exchange of the gradients runs beside the backward pass, two thirds of the arithmetic, but for those of the last layer.
+    Args:
+        overlap: the exchange of the gradients runs beside the backward pass, two thirds of the arithmetic, but for those of the last
+            layer, as with DDP; otherwise after it, as with ``sum_gradients``.
     """
     at_least_one(n=n, p=p)
     one_of("recompute", recompute, RECOMPUTE)
@@ -160,7 +164,7 @@ def simulate(model: Model, hardware: Hardware, n: int, p: int, recompute: str = 
     sums = 3 if recompute != "none" else 2
     slots = sums * model.layers * hardware.all_reduce(FLOAT32 * slot_numbers(model), p) + hardware.latency(p)
     exchange = hardware.all_reduce(FLOAT32 * model.parameters, p)
-    gradients = max(exchange - 2 / 3 * own, exchange / model.layers)
+    gradients = max(exchange - 2 / 3 * own, exchange / model.layers) if overlap else exchange
     seconds = own + same + slots + gradients
     alone = sum(step_flops(model, n, recompute)) / hardware.rate
     found = memory(model, hardware, n, p, recompute)

@@ -151,7 +151,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
         return config
 
     def encoder_decoder(self) -> Self:
-        """The configuration itself if it is for a sequence-to-sequence model, otherwise a copy; completed for one."""
+        """The configuration itself if it is for a sequence-to-sequence model, otherwise a copy; with all fields that such a model needs."""
         if self.type_vocab_size:
             raise ValueError(
                 f"type_vocab_size={self.type_vocab_size} is not for sequence-to-sequence models; leave it 0"

@@ -3,16 +3,11 @@
 Axes: b batch, h heads, n positions, d channels of a head.
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-
-
-class Rotate(Protocol):
-    """Applies rotary positions to queries or keys ``(b, h, n, d)``."""
-
-    def __call__(self, x: Tensor, /) -> Tensor: ...
 
 
 class SinusoidalPositions(nn.Module):
@@ -45,6 +40,9 @@ class Rotation(NamedTuple):
         a, b = x.chunk(2, -1)
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+Rotate = Rotation | Callable[[Tensor], Tensor]  # to a type checker, a tuple that can be called is no Callable
 
 
 def rotary_positions(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rotation:

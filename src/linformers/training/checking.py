@@ -1,4 +1,4 @@
-"""Checks of the settings of a run: numbers out of range, and combinations that mean nothing."""
+"""Checks of the settings of a run: numbers out of range, and settings that do not fit together."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ OF_SOURCE = ("freeze_body", "body_rate")
 
 
 def check(values: dict[str, Any]) -> None:
-    """Raise a ValueError for numbers out of range, and combinations that do not fit; ``values`` are those of all settings."""
+    """Raise a ValueError for numbers out of range, and for settings that do not fit together; ``values`` are those of all settings."""
     at_least_one(**{option(name): values.get(name) for name in POSITIVE})
     for name, value in values.items():
         if limits.is_size(value):
@@ -48,26 +48,26 @@ def check(values: dict[str, Any]) -> None:
         )
     if values["positions"] == "rotary" and width // heads % 2:
         raise ValueError(
-            f"--positions rotary needs an even number of channels a head, and --width {width} with --heads {heads} gives "
+            f"--positions rotary needs an even number of channels per head, and --width {width} with --heads {heads} gives "
             f"{width // heads}; give --width {2 * heads * -(-width // (2 * heads))}, or other --heads"
         )
 
 
 def check_meaning(values: dict[str, Any]) -> None:
-    """Raise a ValueError for settings that mean nothing with the task, or without a source."""
+    """Raise a ValueError for settings that have no effect with the task, or without a source."""
     task = values["task"]
     for name in OF_CLASSIFY:
         if values.get(name) not in (None, DEFAULTS.get(name)) and task != "classify":
             raise ValueError(
-                f"{option(name)} {values[name]} is for --task classify, and the task is {task}; leave it out, or classify"
+                f"{option(name)} {values[name]} is for --task classify, and the task is {task}; leave it out, or give --task classify"
             )
     for name in OF_SOURCE:
         if values[name] != DEFAULTS[name] and not values.get("source"):
             given = option(name) if values[name] is True else f"{option(name)} {values[name]}"
-            raise ValueError(f"{given} is about the weights that --from brings along; give --from, or leave it out")
+            raise ValueError(f"{given} applies to the weights that --from loads; give --from, or leave it out")
     if values["freeze_body"] and values["body_rate"] != DEFAULTS["body_rate"]:
         raise ValueError(
-            f"--freeze-body trains nothing of the body, and --body-rate {values['body_rate']} says how fast; give one of them"
+            f"--freeze-body does not train the body, and --body-rate {values['body_rate']} is its learning rate; give one of them"
         )
     if values.get("label_separator") == "":
-        raise ValueError("--label-separator is empty; give what stands between two classes, such as ';'")
+        raise ValueError("--label-separator is empty; give the characters between two classes, such as ';'")

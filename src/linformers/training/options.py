@@ -1,4 +1,4 @@
-"""Errors with the names of options: where a model says ``hidden_size=130``, the user typed ``--width 130``."""
+"""Rewrites errors in the names of options: where a model says ``hidden_size=130``, the user typed ``--width 130``."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -37,8 +37,8 @@ def option(name: str) -> str:
 def in_options(text: str, names: Mapping[str, str] = SETTINGS) -> str:
     """A message with names of settings as options.
 
-    ``name=value`` becomes ``--option value`` and ``name must`` becomes ``--option must``. A name with an underscore is replaced everywhere;
-    any other may also be an English word.
+    ``name=value`` becomes ``--option value`` and ``name must`` becomes ``--option must``. Elsewhere only names with an underscore are
+    replaced, because any other may also be an English word.
 
     Args:
         text: the message.

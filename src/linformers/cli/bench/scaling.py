@@ -6,10 +6,8 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from linformers.cli.bench.common import Common
+from linformers.cli.bench.common import Common, Sizes
 from linformers.cli.bench.common import measure as report
-
-Sizes = Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")]
 
 
 def scaling(
@@ -110,15 +108,15 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 
 def checks(result: dict[str, Any]) -> list[Table]:
-    """What was measured beside what the model says."""
+    """What was measured beside what the model says: times, their ratio, and the peak beside the activations that are expected."""
     from linformers.experiments.bench_results import megabytes, seconds
 
     title = (
         f"{result['rate'] / 1e9:.1f} GFLOP/s with one process; an all-reduce takes {result['latency'] * 1e6:.0f} microseconds, "
         f"and {result['bandwidth'] / 1e9:.2f} GB/s"
     )
-    table = Table("n", "processes", title=title)
-    for heading in ("measured", "expected", "measured / expected", "efficiency", "peak", "activations expected"):
+    table = Table("n", "p", title=title)
+    for heading in ("measured", "expected", "ratio", "efficiency", "peak", "activations"):
         table.add_column(heading, justify="right")
     for cell in result["cells"]:
         times = seconds(cell["seconds"]), seconds(cell["expected"]), f"{cell['ratio']:.2f}", f"{cell['efficiency']:.0%}"
