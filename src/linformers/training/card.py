@@ -8,6 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from linformers.files.whole import write_text
+from linformers.training.checking import OF_CLASSIFY
 from linformers.training.runs import FINAL, Run
 from linformers.training.verdict import against, verdict
 
@@ -17,6 +18,19 @@ KINDS = {
     "clm": ("A causal language model", "AutoModelForCausalLM", "text-generation"),
     "seq2seq": ("A sequence-to-sequence model", "AutoModelForSeq2SeqLM", "text2text-generation"),
     "classify": ("A classifier of texts", "AutoModelForSequenceClassification", "text-classification"),
+}
+ATTENTION = {
+    "linformer": " with attention to slots, whose cost grows linearly with the sequence ([Linformer](https://arxiv.org/abs/2006.04768))",
+    "full": " with full attention",
+    "local": " with attention to neighbours alone",
+    "none": " without self-attention",
+}
+# Settings that only one task has.
+OF_TASK = {
+    "mlm": ("mask_share",),
+    "clm": (),
+    "seq2seq": ("cross_attention", "target_n", "noise", "noise_share"),
+    "classify": (*OF_CLASSIFY, "pooling"),
 }
 # Settings that are paths of a machine, or say nothing about the model.
 LEFT_OUT = ("data", "targets", "tokenizer", "source", "threads", "workers", "keep", "save_steps", "log_steps", "log_to")
@@ -58,10 +72,11 @@ def card(run: Run, results: Mapping[str, Any]) -> str:
     text = environment.get_template("card.md").render(
         title=plain(name),
         kind=kind,
+        attention=ATTENTION[run.settings.attention],
         versions={"linformers": "", "torch": "", "transformers": "", **run.about.get("versions", {})},
         results={"tokens_seen": 0, "texts_cut": 0, "per_class": [], **results},
         baselines=list(against(results)),
-        verdict=verdict(results),
+        verdict=[sentence.partition("; try ")[0] for sentence in verdict(results)],  # advice is for who trains it
         imports="\n".join(
             (
                 f"import linformers.{'hf' if native else 'linearize'}  # so that transformers knows this type of model",
@@ -75,7 +90,7 @@ def card(run: Run, results: Mapping[str, Any]) -> str:
             f"{counts['documents']:,} documents for {part}" for part, counts in prepared.about["parts"].items()
         ),
         vocabulary=prepared.vocab_size,
-        settings=[(key, value) for key, value in settings.given().items() if key not in LEFT_OUT],
+        settings=[(key, value) for key, value in settings.given().items() if key not in left_out(run.task)],
         n=settings.n,
         beyond="; a longer text is cut, or read in windows" if run.task == "classify" else "; a longer one is an error",
         slots=limits_of(settings.given()),
@@ -84,12 +99,17 @@ def card(run: Run, results: Mapping[str, Any]) -> str:
     return whole.encode("utf-8", "replace").decode()  # a file name may contain bytes that are not UTF-8
 
 
+def left_out(task: str) -> set[str]:
+    """The settings that a card does not show: paths, and what only other tasks have."""
+    return {name for other, names in OF_TASK.items() if other != task for name in names} | set(LEFT_OUT)
+
+
 def limits_of(settings: Mapping[str, Any]) -> str:
     """The known weakness of the kind of slots, as a sentence."""
     if settings["attention"] != "linformer":
         return ""
     if settings["open_slots"]:
-        return "Opened slots keep the exact keys of all tokens: decoding takes memory in proportion to the text."
+        return "Opened slots keep the exact keys of all tokens: memory grows in proportion to the text."
     if settings["method"] == "content":
         return "Content slots hold what tokens have in common: exact recall of single tokens far back is weak."
     return "A slot mixes tokens before a query can select among them: exact recall of single tokens far away is weak."
