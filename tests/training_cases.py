@@ -78,7 +78,7 @@ def back_to_a_checkpoint(done: Path, out: Path) -> None:
 
 
 class Crash(BaseException):
-    """As sudden as the end of a process can be inside one."""
+    """Ends a training as suddenly as is possible within a process."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What a refused or interrupted command leaves behind: nothing that changes a run, or that stands in the way of the right command."""
+"""A refused or interrupted command leaves nothing that changes a run, or that blocks the corrected command."""
 
 import json
 import shutil
@@ -127,7 +127,7 @@ def test_preparing_that_was_interrupted_begins_again_with_another_option(end, te
 
 
 def test_a_run_without_a_checkpoint_begins_again(data, text_file, tmp_path):
-    """As after a process that ran out of memory; what is not said again is as it was."""
+    """As after a process that ran out of memory; options that are not given again are kept."""
     out = tmp_path / "run"
     with crash_at(1):
         run("clm", text_file, out, vocab_size=280, tie=True)
@@ -223,3 +223,11 @@ def test_where_a_run_is_made_is_left_as_it_was(data, tmp_path):
     with pytest.raises(ValueError, match="--width"):
         run("mlm", data["mlm"], tmp_path / "run", width=15)
     assert list(Path(tmp_path / "run").iterdir()) == []
+
+
+def test_a_loop_of_links_is_an_error_in_words(tmp_path):
+    (tmp_path / "one").symlink_to(tmp_path / "two")
+    (tmp_path / "two").symlink_to(tmp_path / "one")
+    with pytest.raises(OSError, match=r"one is a broken link, or part of a loop of links"):
+        train(Settings(data=(str(tmp_path / "one"),)), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()

@@ -1,8 +1,9 @@
-"""What a run is good for: testing, generating, filling masks, classifying; and what it leaves behind."""
+"""Uses of a run: testing, generating, filling masks, classifying; and the files that it leaves."""
 
 import dataclasses
 import json
 import math
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -191,7 +192,7 @@ def test_wrong_uses(trained):
 
 
 def test_early_stopping_keeps_the_best(data, tmp_path):
-    """A rate so high that it gets worse; the weights are those of the best look, also when the end is repeated."""
+    """With a learning rate so high that the loss rises, the weights are those of the best evaluation, also if the end is repeated."""
     options = {
         "learning_rate": 0.3,
         "warmup": 0,
@@ -202,9 +203,9 @@ def test_early_stopping_keeps_the_best(data, tmp_path):
     }
     results = run("clm", data["clm"], tmp_path / "run", **options)
     opened = load_run(tmp_path / "run")
-    looks = [row for row in opened.metrics if row["part"] == "validation"]
-    best = min(looks, key=lambda row: row["loss"])
-    assert looks[-1]["step"] == best["step"] + 4 < 60
+    evaluations = [row for row in opened.metrics if row["part"] == "validation"]
+    best = min(evaluations, key=lambda row: row["loss"])
+    assert evaluations[-1]["step"] == best["step"] + 4 < 60
     assert results["step"] == best["step"]
     good = weights(tmp_path / "run")
     (tmp_path / "run" / "final" / "model.safetensors").unlink()
@@ -259,3 +260,13 @@ def test_lines_say_how_many_content_slots_are_alive_and_a_crash_changes_none(dat
     assert again["slots_alive"] == results["slots_alive"]
     assert [line["slots_alive"] for line in rows(tmp_path / "stopped") if "slots_alive" in line] == found
     assert weights(tmp_path / "stopped") == weights(tmp_path / "run")
+
+
+def test_a_part_of_a_run_is_no_damaged_run(trained, tmp_path):
+    run = trained["mlm"].directory
+    for part in (run / "final", next(run.glob("checkpoint-*"))):
+        with pytest.raises(ValueError, match=f"^{part} holds a saved model, not a run; give that of the run, {run}$"):
+            load_run(part)
+    shutil.copytree(run / "final", tmp_path / "alone")
+    with pytest.raises(ValueError, match=r"not a run; give the directory of a run$"):
+        load_run(tmp_path / "alone")

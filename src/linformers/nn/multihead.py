@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformers.checks import not_negative
+from linformers.checks import at_least_one, not_negative
 from linformers.nn.conventions import check_shapes, keep_of
 from linformers.nn.core import Attended, How, Maps, attend_heads, attend_to_memory, attend_to_slots, look_up
 from linformers.nn.memory import Opens, make_memory, memory_of_heads, with_exact
@@ -52,7 +52,7 @@ class LinearMultiheadAttention(TorchMaps):
             pair of either, for keys and values (see :func:`linformers.make_projection`). The layer owns the result.
         projection: use this projection, which another module owns: it is neither registered nor copied here. Its own length and
             slots are used; leave ``seq_len`` and ``proj_k`` out (for a causal layer it has the length of a block, and ``seq_len`` may be given).
-        start: ``"random"`` or ``"segments"``, how learned projections begin.
+        start: initial values of learned projections, ``"random"`` or ``"segments"``.
         causal: self-attention in which no output depends on a later input. Each block of positions is projected separately
             (see :mod:`linformers.nn.state`); a ``projection`` that is passed in is the one of a block.
         block_size: positions of such a block; None chooses one.
@@ -117,7 +117,15 @@ class LinearMultiheadAttention(TorchMaps):
             if value and (add_bias_kv or add_zero_attn):
                 extra = "add_bias_kv" if add_bias_kv else "add_zero_attn"
                 raise ValueError(f"{extra}=True cannot be combined with {name}={value}")
+        for name, value, default in (("method", method, "learnable"), ("start", start, "random")):
+            if projection is not None and not (isinstance(value, str) and value == default):
+                raise ValueError(f"{name} has no meaning beside projection, which is used as it is; leave {name} out")
         not_negative(local_window=local_window, open_slots=open_slots)
+        at_least_one(open_reach=open_reach)
+        if open_reach is not None and not open_slots:
+            raise ValueError(f"open_reach={open_reach} has no meaning without open_slots")
+        if open_reach is not None and not causal:
+            raise ValueError(f"open_reach={open_reach} has no meaning with causal=False")
         if causal and local_window:
             raise ValueError(f"local_window={local_window} cannot be combined with causal=True; use block_size")
         self.dropout, self.batch_first = dropout, batch_first

@@ -39,7 +39,7 @@ def arguments(settings: Settings, out: Path) -> TrainingArguments:
         ddp_backend="gloo" if on_cpu and world() > 1 else None,
         ddp_find_unused_parameters=False,
         dataloader_pin_memory=not on_cpu,
-        report_to=[],
+        report_to=list(settings.log_to or ()),
         disable_tqdm=True,
         use_cache=True,  # saved in config.json, for generation
     )

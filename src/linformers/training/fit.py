@@ -181,7 +181,7 @@ def first_model(run: Run, at: At, ranks: Ranks) -> Any:
     except ValueError:
         if at is None:
             raise
-        start = at[1]  # its weights take their place anyway
+        start = at[1]  # the weights of the checkpoint replace them anyway
     return models.load(start, settings.task)
 
 
@@ -209,7 +209,7 @@ def new_trainer(
     parameters = models.parameters(model)
     split = split_of(ranks, settings, model, rows=ranks.own(model, settings.precision))
     examples, sampler, collate = examples_of(settings, run.prepared, "train", training=True, split=split)
-    looks, look_sampler, _ = examples_of(settings, run.prepared, "validation")
+    held_out, held_out_sampler, _ = examples_of(settings, run.prepared, "validation")
     if note := unread(examples, settings):
         shows.say(f"note: {note}")
     size = settings.max_steps * settings.accumulation
@@ -217,9 +217,9 @@ def new_trainer(
     passes = size * world / len(sampler)
     shows.say(
         f"{parameters:,} parameters, {settings.max_steps:,} updates of {settings.batch_size * settings.accumulation * world} "
-        f"examples: {passes:.2g} passes over {len(examples):,} of up to {settings.n:,} tokens; the time follows after the first updates"
+        f"examples: {passes:.2g} passes over {len(examples):,} of up to {settings.n:,} tokens; an estimate of the time follows"
     )
-    look_size = -(-settings.eval_batches // world) or None
+    eval_size = -(-settings.eval_batches // world) or None
     return RunTrainer(
         model,
         settings,
@@ -227,7 +227,7 @@ def new_trainer(
         train_loader=loader(
             examples, Batches(sampler, size, endless=True, rank=rank, world=world), collate, settings.workers
         ),
-        eval_loader=loader(looks, Batches(look_sampler, look_size, rank=rank, world=world), collate),
+        eval_loader=loader(held_out, Batches(held_out_sampler, eval_size, rank=rank, world=world), collate),
         batches_per_epoch=len(sampler) / world,
         metrics=metrics,
         progress=shows,

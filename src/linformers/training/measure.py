@@ -19,7 +19,7 @@ from linformers.training.metrics import Tally
 from linformers.training.objective import run_model
 from linformers.training.texts import AT_ONCE, averaged
 
-LEAST = torch.finfo(torch.float32).tiny  # a share of 0 is one that float32 has no number for
+LEAST = torch.finfo(torch.float32).tiny  # a probability of 0 is one that underflowed in float32
 
 
 @torch.no_grad()
@@ -42,7 +42,7 @@ def guesses(task: str, logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tenso
 
 
 def tokens_of(inputs: dict[str, Tensor]) -> int:
-    """Real tokens that a model reads: of the source, and of a target."""
+    """The number of real tokens that a model reads: of the input, and of a target."""
     mask = inputs.get("attention_mask")
     count = inputs["input_ids"].numel() if mask is None else int(mask.sum())
     if "decoder_input_ids" in inputs:
@@ -98,8 +98,8 @@ def measure_windows(
     """:func:`measure` for classify, with the probabilities of all windows of a text averaged.
 
     Args:
-        examples: with ``windows``.
-        texts: how many of them; None for all.
+        examples: have a method ``windows``.
+        texts: measure this many of them; None for all.
         watch: records what slots hold of the first batch.
     """
 
@@ -144,7 +144,7 @@ def score(
     device: torch.device | str = "cpu",
     seen: Callable[[Tensor, Tensor, int], None] | None = None,
 ) -> tuple[Tally, dict[str, float]]:
-    """:func:`measure`, and beside its sums ``slots_alive`` of the first batch; see :func:`watched`."""
+    """The sums of :func:`measure`, and ``slots_alive`` of the first batch; see :func:`watched`."""
     return watched(model, lambda watch: measure(model, task, batches, device, seen, watch))
 
 

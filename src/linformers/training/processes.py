@@ -149,7 +149,7 @@ def lost(error: BaseException, step: int) -> str | None:
 
 
 def leave() -> None:
-    """Leave the process group, after a run that went well."""
+    """Leave the process group, after a run without errors."""
     if world() > 1 and dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
