@@ -3,6 +3,8 @@
 Axes: b batch, h heads, g key/value heads, n positions, k slots, d channels.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 
