@@ -16,7 +16,7 @@ from linformers.nn.memory import Memory, OpenableAcross, OpenableAt
 from linformers.ops.blocks import cut, neighbours
 from linformers.ops.gathered import choose_slots
 from linformers.ops.seen import (
-    Near,
+    ExactKeys,
     Seen,
     Segments,
     candidates_of_blocks,
@@ -90,7 +90,7 @@ def windows_across(own: OpenableAcross, starts: Tensor, stops: Tensor, tokens: T
 
 def rest_of_windows(
     own: OpenableAcross, windows: Windows, keys: Tensor, values: Tensor, segments: Segments, position: Tensor
-) -> tuple[Near, Tensor]:
+) -> tuple[ExactKeys, Tensor]:
     """The exact keys outside the window of each block that belong to the first or the last segment overlapping it, and their slots.
 
     Args:
@@ -110,7 +110,7 @@ def rest_of_windows(
     outside = (outside & member & (ends >= 0)[..., None]).flatten(2)
     index = Segments(places.flatten(2), outside, segments.tokens)
     columns = ends.clamp(min=0)[..., None].expand(b, m, 2, width).flatten(2)
-    return Near(segment_rows(keys, index), segment_rows(values, index), outside[:, :, None]), columns
+    return ExactKeys(segment_rows(keys, index), segment_rows(values, index), outside[:, :, None]), columns
 
 
 def segment_bounds(own: OpenableAcross, count: int) -> tuple[Tensor, Tensor]:
@@ -193,7 +193,7 @@ def slots_at(position: Tensor, starts: Tensor, stops: Tensor) -> Tensor:
     return slot.masked_fill(position >= stops[slot.clamp(min=0)], -1) if len(starts) else torch.full_like(position, -1)
 
 
-def near_of(own: OpenableAcross) -> Near:
+def near_of(own: OpenableAcross) -> ExactKeys:
     """The exact keys that the queries of each block see: the previous block and their own up to themselves, or both neighbouring blocks too."""
     k, v, keep = own.near  # type: ignore[misc]
     block, shifts = own.block, (1, 0) if own.causal else (1, 0, -1)
@@ -204,4 +204,4 @@ def near_of(own: OpenableAcross) -> Near:
     if own.causal:
         place = torch.arange(block, device=k.device)
         mask = mask & (torch.arange(2 * block, device=k.device) <= block + place[:, None])
-    return Near(keys, values, mask)
+    return ExactKeys(keys, values, mask)
