@@ -15,6 +15,7 @@ from linformers.models.generation import Generation, evaluating
 from linformers.models.language import LinformerLM
 from linformers.models.options import TokenOptions
 from linformers.nn.memory import Memory
+from linformers.nn.mismatch import explained
 
 SIZES = ("num_tokens", "input_size", "channels")
 
@@ -90,6 +91,7 @@ class LinformerEncDec(nn.Module):
             context_channels=self.encoder.body.emb_dim,
         )
 
+    @explained(ids=("src", "tgt"), masks=("src_mask", "tgt_mask"))
     def forward(
         self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None, tgt_mask: Tensor | None = None
     ) -> Tensor:
@@ -107,6 +109,7 @@ class LinformerEncDec(nn.Module):
         """Read a source ``(b, s)`` and prepare it for every layer of the decoder; needed once for any number of targets."""
         return self.decoder.memory(self.encoder(src, src_mask), src_mask)
 
+    @explained(ids=("src", "prompt"), masks=("src_mask", "mask"))
     def generate(
         self,
         src: Tensor,
@@ -121,6 +124,7 @@ class LinformerEncDec(nn.Module):
         memory = self._encode_quietly(src, src_mask)
         return self.decoder.generate(prompt, max_new_tokens, mask=mask, memory=memory, **options)
 
+    @explained(ids=("src", "prompt"), masks=("src_mask", "mask"))
     def stream(
         self,
         src: Tensor,

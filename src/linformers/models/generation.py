@@ -10,6 +10,7 @@ from typing import TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from linformers.checks import finite, whole
 from linformers.nn.state import DecodingState
 
 Start = Callable[[], tuple[Tensor, DecodingState]]
@@ -57,8 +58,8 @@ def generate(start: Start, step: Step, prompt: Tensor, max_new_tokens: int, **op
     Raises:
         ValueError: for values that are not allowed.
     """
+    check_options(max_new_tokens, options)
     if options.get("num_beams", 1) > 1:
-        check_options(max_new_tokens, options)
         return _beam_search(start, step, prompt, max_new_tokens, options)
     return torch.cat([prompt, torch.stack(list(stream(start, step, max_new_tokens, **options)), 1)], 1)
 
@@ -91,6 +92,9 @@ def check_options(max_new_tokens: int, options: Generation) -> None:
     """Raise a ValueError for values that are not allowed."""
     beams, temperature = options.get("num_beams", 1), options.get("temperature", 0.0)
     top_k, top_p = options.get("top_k"), options.get("top_p")
+    whole(max_new_tokens=max_new_tokens, top_k=top_k, num_beams=beams, seed=options.get("seed"))
+    whole(eos_token=options.get("eos_token"), pad_token=options.get("pad_token"))
+    finite(temperature=temperature, top_p=top_p, length_penalty=options.get("length_penalty"))
     unknown = set(options) - set(Generation.__annotations__)
     for wrong, message in (
         (unknown, f"unknown options {sorted(unknown)}; there are {sorted(Generation.__annotations__)}"),

@@ -10,7 +10,8 @@ from dataclasses import KW_ONLY, dataclass, fields
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
-from linformers.checks import at_least_one, not_negative, one_of
+from linformers.checks import at_least_one, not_negative, of_types, one_of, share
+from linformers.limits import LAYERS, SIZE, at_most, check_parameters, parameters
 from linformers.nn.feedforward import ACTIVATIONS
 from linformers.projections.dense import STARTS
 from linformers.projections.make import METHODS, SHARINGS, Method
@@ -119,6 +120,7 @@ class StackOptions(Shared):
     method: Method = "learnable"
 
     def __post_init__(self) -> None:
+        of_types(self)
         at_least_one(
             dim_k=self.dim_k if isinstance(self.dim_k, int) else min(self.dim_k, default=1),
             **{
@@ -138,12 +140,29 @@ class StackOptions(Shared):
                 )
             },
         )
+        not_negative(k_reduce_by_layer=self.k_reduce_by_layer, norm_eps=self.norm_eps)
+        share(dropout=self.dropout, dropout_ff=self.dropout_ff)
         self.check_shared()
+        self._check_sizes()
         for name in ("activation", "checkpoint_level", "parameter_sharing"):
             one_of(name, getattr(self, name), CHOICES[name])
         for wrong, message in self._contradictions():
             if wrong:
                 raise ValueError(message)
+
+    def _check_sizes(self, vocabulary: int = 0) -> None:
+        """Raise a ValueError for a stack that is too large for any machine, before anything is allocated."""
+        at_most("depth", self.depth, LAYERS)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            at_most(field.name, value if isinstance(value, int | list | tuple) else None, SIZE)
+        k = self.dim_k if isinstance(self.dim_k, int) else max(self.dim_k, default=0)
+        sizes = {"vocabulary": vocabulary, "n": self.input_size or 0, "width": self.channels, "layers": self.depth}
+        learned = isinstance(self.method, str) and self.method == "learnable"
+        slots = k if learned and self.kind == "linformer" and not self.causal else 0
+        check_parameters(
+            parameters(**sizes, feedforward=self.dim_ff, heads=self.groups, k=slots, sharing=self.parameter_sharing)
+        )
 
     @property
     def head_dim(self) -> int:
@@ -241,6 +260,10 @@ class StackOptions(Shared):
                 f"context_k={self.context_k} has no meaning without a context; give context_size",
             ),
             (
+                self.context_channels is not None and not self.context_size,
+                f"context_channels={self.context_channels} has no meaning without a context; give context_size",
+            ),
+            (
                 own_method and self.context_size and self.cross_attention != "full",
                 f"a user-defined method is for self-attention, got context_size={self.context_size}; use a named method, or "
                 "cross_attention='full'",
@@ -278,6 +301,8 @@ class TokenOptions(StackOptions, _Tokens):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(num_tokens=self.num_tokens, emb_dim=self.emb_dim)
+        share(dropout_tokens=self.dropout_tokens)
+        self._check_sizes(self.num_tokens)
         one_of("positions", self.positions, CHOICES["positions"])
         self.rotary = self.rotary or self.positions == "rotary"
 
