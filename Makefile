@@ -15,7 +15,8 @@ QUICK := $(filter-out tests/ops/test_opened%,$(wildcard tests/ops/test_*.py)) te
 	$(addprefix nn/test_,laws.py memory.py causal.py multihead.py multihead_arguments.py long.py) \
 	$(addprefix models/test_,stack_identity.py stack_padding.py stack_causal.py streaming.py) \
 	hf/test_hf_core.py saved)
-.PHONY: demo test thorough quick lint types tests $(KERAS) clean
+FUZZ := 3000
+.PHONY: demo test thorough fuzz quick lint types tests $(KERAS) clean
 
 # A causal model at a length where Linformer pays, with the same time for each kind of attention.
 # The same command again goes on where it was stopped, or only shows the table.
@@ -33,6 +34,10 @@ test: lint
 thorough: lint
 	$(MAKE) -j 2 $(KERAS) types CHOICE=
 	$(MAKE) tests CHOICE=
+
+# Thousands of random layers, models and calls, each time others: right, or refused with an error of this package.
+fuzz: $(VENV)/.dev
+	LINFORMERS_FUZZ=$(FUZZ) $(PYTEST) tests/test_fuzz.py
 
 # What a change most likely breaks, in less than 90 seconds.
 quick: lint
