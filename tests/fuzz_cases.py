@@ -99,7 +99,7 @@ def masks(draw, b: int, n: int) -> Tensor | None:
         return None
     if kind == "any":
         return torch.tensor(
-            draw(st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=b, max_size=b))
+            draw(st.lists(st.lists(st.booleans(), min_size=n, max_size=n), min_size=b, max_size=b)), dtype=torch.bool
         ).view(b, n)
     lengths = torch.tensor(draw(st.lists(st.integers(0, n), min_size=b, max_size=b))).view(b, 1)
     keep = torch.arange(n).expand(b, n) < lengths
