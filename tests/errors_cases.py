@@ -22,7 +22,12 @@ def sections() -> dict[str, str]:
 def rows(text: str) -> list[list[str]]:
     """The cells of every row of the tables in a text, without the backticks around them."""
     found = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| ")]
-    return [[cell.strip("` ") for cell in row] for row in found if row[0] not in ("call", "command", "what")]
+    return [[bare(cell) for cell in row] for row in found if row[0] not in ("call", "command", "what")]
+
+
+def bare(cell: str) -> str:
+    """A cell without the backticks around it: two and a space, if there are some inside."""
+    return cell[3:-3] if cell.startswith("`` ") else cell.strip("`")
 
 
 def setup(text: str) -> str:

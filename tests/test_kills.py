@@ -113,9 +113,8 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
     made = Server(tmp_path_factory.mktemp("server"))
-    yield made
-    made.process.stdin.close()
-    made.process.wait()
+    with made.process:  # closes both ends
+        yield made
 
 
 def jobs(name: str, out: Path, text: Path, text_file: Path):
@@ -170,10 +169,8 @@ def test_killed_at_random_moments(server, name, count, text, text_file, tmp_path
         (tmp_path / part).mkdir()
     status, seconds = server.run(*jobs(name, tmp_path / "whole", text, text_file))
     assert status == 0, server.log.read_text()
-    killed = 0
     for _ in range(count):
-        status, _ = server.run(*jobs(name, tmp_path / "killed", text, text_file), seconds * drawn.uniform(0.1, 0.9))
-        killed += status == signal.SIGKILL
+        server.run(*jobs(name, tmp_path / "killed", text, text_file), seconds * drawn.uniform(0.1, 0.9))
     status, _ = server.run(*jobs(name, tmp_path / "killed", text, text_file))
     assert status == 0, server.log.read_text()
     assert saved(name, tmp_path / "whole")
@@ -199,7 +196,6 @@ def test_a_file_system_that_fills_up(server, text, text_file, tmp_path):
         job = jobs("train", disk, text, text_file)
         assert server.run(*job)[0] != 0
         assert "No space left" in server.log.read_text()
-        kept = {path: path.read_bytes() for path in disk.glob("run/checkpoint-*/*")}
         assert not list(disk.rglob(".partial*"))
         subprocess.run(["mount", "-o", "remount,size=50m", str(disk)], check=True)
         status, _ = server.run(*job)
@@ -207,6 +203,5 @@ def test_a_file_system_that_fills_up(server, text, text_file, tmp_path):
         (tmp_path / "whole").mkdir()
         assert server.run(*jobs("train", tmp_path / "whole", text, text_file))[0] == 0
         assert saved("train", disk) == saved("train", tmp_path / "whole")
-        assert isinstance(kept, dict)
     finally:
         subprocess.run(["umount", str(disk)], check=True)
