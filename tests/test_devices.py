@@ -5,7 +5,6 @@ import torch
 from model_cases import (
     CHANNELS,
     CLASSES,
-    REPEATED,
     SEQ2SEQ,
     SIZES,
     SOURCE,
@@ -92,13 +91,21 @@ def test_layers_on_the_meta_device(method, options):
     learn(layer, y)
 
 
+# Half precision is slow on some CPUs.
+FEW = (
+    "encoder, plain",
+    "encoder, sharing none",
+    "encoder, window",
+    "causal, plain",
+    "causal, max",
+    "causal, opened",
+    *MORE,
+)
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.thorough if name in REPEATED else ())
-        for name in CASES
-        if "dropout" not in name
-    ],
+    [pytest.param(n, marks=() if n in FEW else pytest.mark.thorough) for n in CASES if "dropout" not in n],
 )
 def test_autocast_computes_in_half_precision_and_stays_near(name):
     model = Linformer(N, CHANNELS, **({"dim_k": 7} | SIZES | CASES[name])).eval()
@@ -109,6 +116,6 @@ def test_autocast_computes_in_half_precision_and_stays_near(name):
         learn(model, y)
     assert y.isfinite().all()
     if "opened" not in name and "max" not in name:  # a choice can differ
-        assert float((y.float() - expected).norm()) < 0.1 * float(expected.norm())
+        assert float((y.detach().float() - expected.detach()).norm()) < 0.1 * float(expected.detach().norm())
     for parameter in model.parameters():
         assert parameter.grad is None or (parameter.grad.dtype == torch.float32 and parameter.grad.isfinite().all())
