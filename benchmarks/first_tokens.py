@@ -1,4 +1,4 @@
-"""Accuracy from the first tokens alone: predict the most frequent class of each beginning in the training part.
+"""Accuracy from the first tokens alone: predict the class that is most frequent in the training part after the same first tokens.
 
 linformers prepare --kind labelled --out listops
 python benchmarks/first_tokens.py listops
@@ -14,7 +14,7 @@ COUNTED = 60_000
 
 
 def main() -> None:
-    """Print the accuracy on the test part with beginnings of one, two and three tokens."""
+    """Print the accuracy on the test part from one, two and three tokens."""
     data = load(sys.argv[1])
     train, test = (Examples(data, part, "classify", max_length=4096) for part in ("train", "test"))
     for size in (1, 2, 3):

@@ -3,7 +3,7 @@ autograd (see ``linformers.ops.cpu``), interleaved.
 
     python benchmarks/floor.py --n 8192
 
-Above 1, the other takes longer. Five repetitions, because the machine is shared: their spread is noise.
+A ratio above 1: the other takes longer than the layer. Each is measured five times; their spread is noise of the machine.
 """
 
 import argparse

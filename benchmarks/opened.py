@@ -1,4 +1,4 @@
-"""Opened slots against full attention, from given queries, keys and values of heads: making the slots and attention; forward, and with gradients.
+"""Opened slots against full attention, from queries, keys and values of heads: making the slots, and attention; forward, and with gradients.
 
     python benchmarks/opened.py --n 8192
     python benchmarks/opened.py --n 32768 --memory

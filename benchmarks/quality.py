@@ -1,9 +1,9 @@
 """Train with full attention, Linformer, exact neighbours only, and no attention: same budget, several seeds.
 
-Each cell (task, contender, seed) is one line of a JSON file; a cell that is in the file is not run again. For example:
+Each cell (task, contender, seed) is one line of a file of JSON lines; a cell that is in the file is not run again. For example:
 
     python benchmarks/quality.py clm --text corpus/ --seeds 3 --out results.jsonl
-    python benchmarks/quality.py mqar --n 64 --pairs 4 --k 16 --block 8 --vocabulary 1024 --contenders full "causal local" "causal content"
+    python benchmarks/quality.py mqar --mixture 64/4 128/8 256/16 --n 256 --k 64 --block 8 --vocabulary 1024 --contenders full "causal opened"
     python benchmarks/quality.py --table results.jsonl
 """
 
@@ -25,9 +25,8 @@ from tokenizers import ByteLevelBPETokenizer
 from torch import Tensor
 
 from linformers import LinformerLM
+from linformers.labels import IGNORED
 from linformers.projections.make import projection_parameters
-
-IGNORE = -100
 
 
 class Text:
@@ -52,9 +51,9 @@ class Text:
         self.vocabulary = vocabulary
 
     def sample(self, batch: int, n: int, generator: torch.Generator, held: bool) -> Tensor:
-        stream = self.held if held else self.train
-        start = torch.randint(len(stream) - n, (batch, 1), generator=generator)
-        return stream[start + torch.arange(n)]
+        tokens = self.held if held else self.train
+        start = torch.randint(len(tokens) - n, (batch, 1), generator=generator)
+        return tokens[start + torch.arange(n)]
 
 
 def docstrings(name: str) -> str:
@@ -72,7 +71,7 @@ def docstrings(name: str) -> str:
 
 
 def associations(batch: int, n: int, pairs: int, vocabulary: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Multi-query associative recall (Arora et al. 2023): keys with a value each, then every key again, at distances from a power law.
+    """Multi-query associative recall (Arora et al. 2023): keys with a value each, then every key again, at distances drawn from a power law.
 
     Keys are from the first half of the vocabulary, values and fillers from the second; only the values at repeated keys are scored.
     """
@@ -84,15 +83,24 @@ def associations(batch: int, n: int, pairs: int, vocabulary: int, g: torch.Gener
     x = half + torch.randint(vocabulary - half, (batch, n), generator=g)
     x[:, : 2 * pairs] = torch.stack([keys, values], 2).flatten(1)
     place = 2 * pairs + 2 * gaps
-    y = torch.full_like(x, IGNORE)
+    y = torch.full_like(x, IGNORED)
     return x.scatter(1, place, keys), y.scatter(1, place, values)
+
+
+def size(written: str) -> tuple[int, int]:
+    """Length and pairs of ``"64/4"``."""
+    n, pairs = written.split("/")
+    return int(n), int(pairs)
 
 
 def batch_of(
     task: str, text: Text | None, args: argparse.Namespace, g: torch.Generator, held: bool, n: int
 ) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, both ``(batch, n)``; IGNORE where nothing is scored."""
+    """Inputs and targets, both ``(batch, n)``; IGNORED where nothing is scored."""
     batch = args.batch
+    if task == "mqar" and args.mixture and not held:  # one of the sizes, as many tokens in each batch
+        n, pairs = size(args.mixture[int(torch.randint(len(args.mixture), (), generator=g))])
+        return associations(batch * args.n // n, n, pairs, args.vocabulary, g)
     if task == "mqar":
         return associations(batch, n, args.pairs, args.vocabulary, g)
     if task in ("mlm", "clm"):
@@ -101,7 +109,7 @@ def batch_of(
             return tokens[:, :-1], tokens[:, 1:]
         tokens = tokens[:, :-1]
         hidden = torch.rand(tokens.shape, generator=g) < 0.15
-        return tokens.masked_fill(hidden, 0), tokens.masked_fill(~hidden, IGNORE)
+        return tokens.masked_fill(hidden, 0), tokens.masked_fill(~hidden, IGNORED)
     if task == "count":  # how often does this token occur in the whole sequence?
         kinds = torch.randint(8, 33, (batch, 1), generator=g)
         tokens = (torch.rand(batch, n, generator=g) ** 2 * kinds).long()
@@ -113,7 +121,7 @@ def batch_of(
         values = torch.randint(129, 145, keys.shape, generator=g)
         story = torch.stack([keys, values], 2).flatten(1)
         which = torch.randint(pairs, (batch, asked), generator=g)
-        targets = torch.cat([torch.full_like(story, IGNORE), values.gather(1, which) - 129], 1)
+        targets = torch.cat([torch.full_like(story, IGNORED), values.gather(1, which) - 129], 1)
         return torch.cat([story, keys.gather(1, which)], 1), targets
     raise ValueError(f"unknown task {task!r}")
 
@@ -140,6 +148,13 @@ CONTENDERS: dict[str, dict[str, Any]] = {
     "content": {"method": "content", "parameter_sharing": "none"},
     "opened": {"method": "mean", "open_slots": 4},
 }
+
+
+def open_share(model: LinformerLM, share: int, n: int) -> None:
+    """Let queries open as many slots as a sequence of ``n`` has for each ``share`` positions; opened slots have no parameters."""
+    for module in model.modules():
+        if getattr(module, "opens", None) is not None:
+            module.opens = module.opens._replace(slots=max(1, n // share))
 
 
 def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.Namespace) -> dict[str, Any]:
@@ -187,14 +202,23 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
     began = time.perf_counter()
     for _ in range(args.steps):
         x, y = batch_of(task, text, args, generator, False, args.n)
-        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=IGNORE)
+        if args.open_share:
+            open_share(model, args.open_share, x.shape[1])
+        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=IGNORED)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
     seconds = time.perf_counter() - began
-    found = {"seconds_per_step": seconds / args.steps, **test(model, task, text, args, args.n)}
+    found = {"seconds_per_step": seconds / args.steps}
+    for written in args.mixture:
+        n, args.pairs = size(written)
+        for times in range(1, args.stretch + 1):  # a longer input has the same number of pairs
+            found[f"accuracy at {n * times}/{args.pairs}"] = test(model, task, text, args, n * times)["accuracy"]
+    if args.mixture:
+        return found
+    found |= test(model, task, text, args, args.n)
     if args.stretch > 1:
         found |= {
             f"longer_{name}": value for name, value in test(model, task, text, args, args.n * args.stretch).items()
@@ -206,13 +230,15 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
 def test(model: LinformerLM, task: str, text: Text | None, args: argparse.Namespace, n: int) -> dict[str, float]:
     """Loss and accuracy on held-out data of length ``n``."""
     model.eval()
+    if args.open_share:
+        open_share(model, args.open_share, n)
     generator = torch.Generator().manual_seed(12345)
     total, right, count = 0.0, 0, 0
     for _ in range(args.eval_batches):
         x, y = batch_of(task, text, args, generator, True, n)
         logits, y = model(x).flatten(0, 1), y.flatten()
-        total += F.cross_entropy(logits, y, ignore_index=IGNORE, reduction="sum").item()
-        asked = y != IGNORE
+        total += F.cross_entropy(logits, y, ignore_index=IGNORED, reduction="sum").item()
+        asked = y != IGNORED
         right += (logits.argmax(-1) == y)[asked].sum().item()
         count += asked.sum().item()
     return {"loss": total / count, "accuracy": right / count}
@@ -226,6 +252,18 @@ def table(path: str) -> None:
         setting = " ".join(f"{k}={v}" for k, v in cell["setting"].items() if k not in ("contender", "seed"))
         groups[setting][cell["setting"]["contender"]].append(cell)
     for setting, contenders in groups.items():
+        first = next(iter(contenders.values()))[0]
+        sizes = [name for name in first if name.startswith("accuracy at ")]
+        if sizes:
+            print(
+                f"\n{setting}\n| contender | seeds | {' | '.join(sizes)} | s/step |\n|---|---|{'---|' * len(sizes)}---|"
+            )
+            for name, cells in contenders.items():
+                shown = (", ".join(f"{x[column]:.3f}" for x in cells) for column in sizes)
+                print(
+                    f"| {name} | {len(cells)} | {' | '.join(shown)} | {min(x['seconds_per_step'] for x in cells):.3f} |"
+                )
+            continue
         print(
             f"\n{setting}\n| contender | seeds | loss | accuracy | longer: accuracy | share of full's gain (loss) | s/step |\n|---|---|---|---|---|---|---|"
         )
@@ -263,8 +301,14 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=64)
     parser.add_argument("--block", type=int, default=0, help="positions of a block of causal contenders, if not 64")
     parser.add_argument("--pairs", type=int, default=4, help="keys with their values, for mqar")
+    parser.add_argument(
+        "--mixture", nargs="+", default=[], help="sizes of mqar, length/pairs: one model learns and is tested on all"
+    )
     parser.add_argument("--stretch", type=int, default=1, help="test also at this many times the length of training")
     parser.add_argument("--open-slots", type=int, default=0, help="slots that a query opens, if not 4")
+    parser.add_argument(
+        "--open-share", type=int, default=0, help="slots that a query opens: one for each N positions of the input"
+    )
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--depth", type=int, default=2)
@@ -303,7 +347,7 @@ def main() -> None:
         "positions",
         *(
             name
-            for name in ("block", "pairs", "open_slots", "stretch")
+            for name in ("block", "pairs", "mixture", "open_slots", "open_share", "stretch")
             if getattr(args, name) != parser.get_default(name)
         ),
     )

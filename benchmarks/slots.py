@@ -4,7 +4,7 @@
     python benchmarks/slots.py --n 8192 32768 --causal
 
 512 channels, 8 heads. Times are relative to learned projections (`learnable`, sharing `kv`): 2.0 is twice as long. Each line is one
-repetition; what they differ by is noise.
+repetition; their differences are noise.
 """
 
 import argparse
@@ -21,7 +21,7 @@ CHANNELS, HEADS = 512, 8
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure, and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--n", type=int, nargs="+", default=[8192])
     parser.add_argument("--k", type=int, default=256)

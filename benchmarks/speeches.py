@@ -25,7 +25,7 @@ Z = 1.96  # normal quantile of a 95 % interval
 
 
 def period(path: Path) -> str:
-    """The class of a speech."""
+    """The class of a speech: the period in which it was held."""
     year = int(path.name[:4])
     edges = ("", *BOUNDS, "")
     i = sum(year >= bound for bound in BOUNDS)
@@ -77,7 +77,7 @@ def table(out: Path) -> None:
     for path in sorted(out.glob("*.jsonl")):
         folds = [json.loads(line) for line in path.read_text().splitlines()]
         answers = [pair for fold in folds for pair in fold["answers"].values()]
-        right = sum(true == said for true, said in answers)
+        right = sum(true == predicted for true, predicted in answers)
         low, high = interval(right, len(answers))
         minutes = sum(fold["seconds"] for fold in folds) / 60
         print(

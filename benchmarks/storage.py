@@ -1,4 +1,4 @@
-"""Random access to stored token sequences: a memory map, as ``linformers.data`` has it, against an Arrow dataset of ``datasets``.
+"""Random access to stored token sequences: the memory map of ``linformers.data`` against an Arrow dataset of ``datasets``.
 
 Run ``python benchmarks/storage.py``.
 """
@@ -45,7 +45,9 @@ def main(count: int = 20_000, length: int = 256, reads: int = 2_000, rounds: int
                     read(i)
                 best[name] = min(best[name], (time.perf_counter() - began) / reads)
     for name, seconds in best.items():
-        print(f"{name}: {seconds * 1e6:.1f} microseconds a read, {seconds / best['memory map']:.1f} times")
+        print(
+            f"{name}: {seconds * 1e6:.1f} microseconds per read, {seconds / best['memory map']:.1f} times that of the memory map"
+        )
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from pathlib import Path
 def recall(generator: random.Random, length: int) -> str:
     """Every key once with its value, then every key again with its value, in another order: half of the values are predictable.
 
-    With the end-of-document token it has ``length`` tokens, so that packed documents align with the windows of a causal model.
+    With the end-of-document token it has ``length`` tokens, so that each example of ``clm``, which packs documents, is one document.
     """
     keys = [f"k{i}" for i in range((length - 3) // 4)]
     value = {key: f"v{generator.randrange(16)}" for key in keys}
@@ -37,13 +37,13 @@ def copy(generator: random.Random, length: int) -> str:
 
 
 def echo(generator: random.Random, length: int) -> tuple[str, str]:
-    """A source of unrelated words, and a target of words said twice: its second half is predictable from its first."""
+    """A source of unrelated words, and a target whose second half repeats its first, and is predictable from it."""
     half = [f"w{generator.randrange(32)}" for _ in range(length // 2)]
     return " ".join(f"w{generator.randrange(32)}" for _ in range(8)), " ".join(half + half)
 
 
 def count(generator: random.Random, length: int) -> tuple[str, str]:
-    """A word and a text in which it occurs 0 to 9 times, at random places; and the number of times."""
+    """A word, then a text in which it occurs 0 to 9 times, at random places; the class is the number of times."""
     kinds = [f"w{i}" for i in range(32)]
     asked, often = generator.choice(kinds), generator.randrange(10)
     others = [kind for kind in kinds if kind != asked]
@@ -53,7 +53,7 @@ def count(generator: random.Random, length: int) -> tuple[str, str]:
 
 
 def majority(generator: random.Random, length: int) -> tuple[str, str]:
-    """A letter, then letters with a digit each; and the digit that this letter has most often. Each letter favours one digit."""
+    """A letter, then letters with a digit each; the class is the digit that the first letter has most often. Each letter favours one digit."""
     letters, digits = "abcd", "0123"
     favourite = {letter: generator.choice(digits) for letter in letters}
     asked = generator.choice(letters)

@@ -2,7 +2,7 @@
 
     python docs/draw.py
 
-Each file is the `comparison.json` of a `linformers compare` of docs/results.md.
+Each file is the `comparison.json` of a `linformers compare` of docs/results.md; `scaling.json` is that of `linformers bench scaling`.
 """
 
 import json
@@ -74,5 +74,61 @@ def choosing() -> None:
         figures.save(figure, HERE / "choosing.png")
 
 
+def speed() -> None:
+    """How many times faster than full attention k slots are, by n: docs/speed.png."""
+    from matplotlib.figure import Figure
+
+    result = json.loads((HERE / "results" / "speed.json").read_text())
+    slots = ("128", "256", "512", "1024")
+    with figures.style():
+        figure = Figure(figsize=(8, 3.2), layout="constrained")
+        for axis, title in zip(figure.subplots(1, 2, sharey=True), ("forward", "training step"), strict=True):
+            for k in slots:
+                rows = [row for row in result[title] if k in row["times_faster"]]
+                axis.plot(
+                    [row["n"] for row in rows], [row["times_faster"][k] for row in rows], marker="o", label=f"k = {k}"
+                )
+            axis.axhline(1, color=figures.INK, linewidth=1, linestyle="--")
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log", base=2)
+            lengths = [row["n"] for row in result[title]]
+            axis.set_xticks(lengths, [f"{n:,}" for n in lengths], rotation=45)
+            axis.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+            axis.minorticks_off()
+            axis.set(title=title, xlabel="n")
+        figure.axes[0].set_ylabel("times faster than full attention")
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(slots))
+        figures.save(figure, HERE / "speed.png")
+
+
+def scaling() -> None:
+    """Simulated time over the number of GPUs, and bytes that a GPU receives over the length: docs/scaling.png."""
+    from matplotlib.figure import Figure
+
+    cells = json.loads((HERE / "results" / "scaling.json").read_text())["cells"]
+    cells = [cell for cell in cells if cell["recompute"] == "none"]
+    with figures.style():
+        figure = Figure(figsize=(9, 3.6), layout="constrained")
+        left, right = figure.subplots(1, 2)
+        for n in sorted({cell["n"] for cell in cells}):
+            points = sorted((cell["p"], cell["seconds"]) for cell in cells if cell["n"] == n)
+            left.plot(*zip(*points, strict=True), marker="o", label=f"n = {n:,}")
+        fewest = min(cell["p"] for cell in cells)
+        names = {"ring": "ring attention", "ulysses": "Ulysses", "slots": "slots (ours)", "lasp2": "LASP-2"}
+        for name, label in names.items():
+            points = sorted((cell["n"], cell["received"][name] / 1e9) for cell in cells if cell["p"] == fewest)
+            right.plot(*zip(*points, strict=True), marker="o", label=label)
+        left.set(xlabel="GPUs", ylabel="seconds of a training step", title="simulated")
+        right.set(xlabel="n", ylabel="GB a step", title=f"received by each of {fewest} GPUs, attention alone")
+        for axis in (left, right):
+            figures.logarithmic(axis, "x")
+            figures.logarithmic(axis, "y")
+            axis.legend()
+        figures.save(figure, HERE / "scaling.png")
+
+
 if __name__ == "__main__":
     choosing()
+    speed()
+    scaling()

@@ -34,7 +34,7 @@ def read(folder: Path) -> tuple[list[list[str]], list[int], list[str]]:
     files = [(path, label) for label, name in enumerate(classes) for path in sorted((folder / name).glob("*.txt"))]
     if len(classes) < 2 or not files:
         raise SystemExit(
-            f"found {len(classes)} class folders and {len(files)} texts in {folder}; put .txt files in one sub-folder a class"
+            f"found {len(classes)} class folders and {len(files)} texts in {folder}; put .txt files in one sub-folder per class"
         )
     random.Random(0).shuffle(files)
     return [words(path.read_text(encoding="utf-8")) for path, _ in files], [label for _, label in files], classes
@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder with one sub-folder of .txt files for each class")
     parser.add_argument("--samples", type=int, default=60, help="made-up texts in each class")
-    parser.add_argument("--max-len", type=int, default=256, help="words of a text that are read")
+    parser.add_argument("--max-len", type=int, default=256, help="the most words of a text that are read")
     parser.add_argument("--k", type=int, default=32, help="slots of the keys and values")
     parser.add_argument("--vocab-size", type=int, default=10_000)
     parser.add_argument("--d-model", type=int, default=64)

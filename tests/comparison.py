@@ -1,4 +1,4 @@
-"""How the tests compare a layer with the reference, and with another way to compute the same: outputs and every gradient."""
+"""Compares a layer with the reference, or with another way to compute the same: outputs and every gradient."""
 
 import reference
 import torch
@@ -33,7 +33,7 @@ def make_layer(method="learnable", sharing="none", **options) -> LinearMultihead
 
 
 def make_inputs(layer, b=SIZES["b"], n=SIZES["n"], s=SIZES["s"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value, batch first, that want gradients."""
+    """Query, key and value, batch first, that require gradients."""
     dtype = layer.out_proj.weight.dtype
     shapes = (b, n, layer.embed_dim), (b, s, layer.kdim), (b, s, layer.vdim)
     return tuple(torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes)
@@ -55,12 +55,12 @@ def make_keep(kind: str, b=SIZES["b"], s=SIZES["s"]) -> Tensor | None:
 
 
 def ignore(keep: Tensor | None) -> Tensor | None:
-    """torch's ``key_padding_mask``."""
+    """``keep`` as torch's ``key_padding_mask``, True where a key is ignored."""
     return None if keep is None else ~keep
 
 
 def reference_attention(layer, query, key, value, keep=None) -> tuple[Tensor, Tensor]:
-    """What the reference makes of the layer's own weights."""
+    """Output and weights of the reference, with the parameters of the layer."""
     if layer.in_proj_weight is not None:
         weights = layer.in_proj_weight.chunk(3)
     else:

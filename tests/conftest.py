@@ -1,4 +1,4 @@
-"""What every test has: fixed seeds, one thread for each worker, no hub, and examples that hypothesis draws the same way each time."""
+"""Set up for every test: fixed seeds, one thread for each worker, no hub, and the same hypothesis examples in each run."""
 
 import gc
 import os
@@ -22,7 +22,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # the workers share the cores
 
 
 def pytest_collection_finish():
-    gc.freeze()  # what was imported stays, and need not be searched for garbage again and again
+    gc.freeze()  # imported modules live to the end: the garbage collector need not search them
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Which cases of a product of options are tested: enough that every two values of two options meet in one of them.
+"""Chooses cases from a product of options, such that every two values of two options meet in one of them.
 
 A fault that needs three options at once is rare; a full product computes the same again and again.
 """

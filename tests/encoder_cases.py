@@ -92,3 +92,14 @@ def inputs(name, n=N, lengths=None):
     if lengths is not None:
         batch["attention_mask"] = (torch.arange(n) < torch.tensor(lengths)[:, None]).long()
     return batch
+
+
+def assert_same_gradients(model, original, batch):
+    """The gradients of all parameters of the original, for a random combination of the first token's features."""
+    weight = torch.randn(12, dtype=torch.float64)
+    for each in (model, original):
+        (each(**batch).last_hidden_state[:, 0] * weight).sum().backward()
+    gradients = dict(model.named_parameters())
+    for key, parameter in original.named_parameters():
+        if parameter.grad is not None:
+            torch.testing.assert_close(gradients[key].grad, parameter.grad, rtol=1e-8, atol=1e-9)

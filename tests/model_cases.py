@@ -85,8 +85,8 @@ STACKS = {f"encoder, {name}": options for name, options in ENCODERS.items()} | {
 }
 
 
-# Options that work on each position alone, or choose who stores a matrix, are the same in both kinds of stack; so is what two others
-# combine. Each is tested in one kind, and in the other by `make thorough`.
+# These options run the same code in both kinds of stack, or combine options that are tested on their own. Each is tested in one kind, and in
+# the other by `make thorough`.
 REPEATED = {
     *(
         f"encoder, {name}"
@@ -144,7 +144,7 @@ def by_name(cases: dict, kind: str = "") -> dict:
 
 
 def in_turn(names: Iterable[str]) -> dict:
-    """For what takes long: plain models without and with a mask, the others in turn; all of both by ``make thorough``."""
+    """For slow tests: plain models both without and with a mask, the others alternately; all combinations by ``make thorough``."""
     cases = [
         pytest.param(
             name, masked, marks=[] if name.endswith("plain") or masked == bool(i % 2) else [pytest.mark.thorough]
@@ -156,7 +156,7 @@ def in_turn(names: Iterable[str]) -> dict:
 
 
 def prepare(model: nn.Module) -> nn.Module:
-    """Float64, and no parameter that is only zeros or ones: an option that is left out then shows."""
+    """Float64, and no parameter that is only zeros or ones: otherwise an option without any effect would not be noticed."""
     model = model.double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -203,7 +203,7 @@ def source_ids(*shape: int) -> Tensor:
 
 
 def inputs(*shape: int) -> Tensor:
-    """``(b, n, channels)``, wanting a gradient."""
+    """``(b, n, channels)``, requiring a gradient."""
     return torch.randn(*shape, CHANNELS, dtype=torch.float64, requires_grad=True)
 
 
@@ -227,6 +227,17 @@ def run(model, x, mask=None, places=None, **more) -> dict[str, Tensor]:
 
     own = {"x": x} if x.is_floating_point() else {}
     return outputs_and_gradients(forward, own, dict(model.named_parameters()))
+
+
+def assert_padding_has_no_influence(model, x, real):
+    """The second of two rows ``(2, n, channels)``, padded after ``real`` positions, equals the trimmed one, whatever the padding holds."""
+    n = x.shape[1]
+    mask = torch.arange(n) < torch.tensor([n, real])[:, None]
+    with torch.no_grad():
+        out = model(x, mask)
+        torch.testing.assert_close(out[1, :real], model(x[1:, :real])[0])
+        x[1, real:] = torch.nan
+        torch.testing.assert_close(model(x, mask)[mask], out[mask], rtol=0, atol=0)
 
 
 def changed(ids: Tensor, keep: Tensor, vocabulary: int = VOCABULARY) -> Tensor:

@@ -25,7 +25,7 @@ def attend_blocks(
     keep: Tensor | None,
     slot_keep: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Queries ``(b, h, n, d)``, keys and values ``(b, g, n, d)`` and slots ``(b, g, k, d)`` that are there already.
+    """Queries ``(b, h, n, d)``, keys and values ``(b, g, n, d)`` and slots ``(b, g, k, d)`` that have been made.
 
     Returns:
         The output ``(b, h, n, d)`` and the weights ``(b, h, n, k + 2 c)``, or ``+ 3 c`` if bidirectional.

@@ -22,13 +22,13 @@ def content_attention(
     block: int = 0,
     causal: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """What every query gets, ``(b, h, n, d)``, and the weights of its slots, ``(b, h, n, k)``.
+    """The output of every query, ``(b, h, n, d)``, and the weights of its slots, ``(b, h, n, k)``.
 
     Args:
         q: ``(b, h, n, d)``.
         k: ``(b, g, s, d)``.
         v: ``(b, g, s, d)``.
-        source: ``(b, s, ch)``, what the tokens are chosen by.
+        source: ``(b, s, ch)``, from which the shares of the tokens are computed.
         weight: ``(ch, heads or 1 times slots)``.
         keep: ``(b, s)``, True where a token is real.
         block: positions of a block of exact neighbours; 0 for none.

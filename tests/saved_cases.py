@@ -5,9 +5,11 @@ Processes that only write runs import this: what takes long to import is importe
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [f"w{i}" for i in range(26)]
 LAYERS, HEADS = 3, 2
 # Names that a run may have: formulas, markup, control characters, bytes that are no text, other scripts.
@@ -26,11 +28,11 @@ ODD = [
 ]
 
 
-def make_tokenizer() -> Any:
+def make_tokenizer(words: Sequence[str] = WORDS, **options: Any) -> Any:
     import tokenizers
     import transformers
 
-    vocabulary = {word: i for i, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS])}
+    vocabulary = {word: i for i, word in enumerate([*SPECIAL, *words])}
     tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
@@ -41,6 +43,7 @@ def make_tokenizer() -> Any:
         cls_token="[CLS]",
         sep_token="[SEP]",
         mask_token="[MASK]",
+        **options,
     )
 
 

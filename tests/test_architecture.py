@@ -8,7 +8,7 @@ import pytest
 import linformers
 
 SOURCE, TESTS = Path(linformers.__file__).parent, Path(__file__).parent
-# From the bottom up. Folders on one line do not know each other.
+# From the bottom up. Folders on one line do not import from each other.
 LAYERS = (
     ("private",),
     ("checks", "extras", "labels", "limits", "notice", "watch"),
@@ -69,7 +69,7 @@ def test_folders_import_only_from_those_above():
 
 
 def test_no_module_imports_itself_in_a_circle():
-    """Also not inside functions: a lazy import would hide it."""
+    """Imports inside functions count too: a lazy import would hide a circle."""
     modules = {}
     for path in SOURCE.rglob("*.py"):
         parts = ["linformers", *path.relative_to(SOURCE).with_suffix("").parts]

@@ -26,7 +26,12 @@ def blocks(path: Path) -> str:
 
 # A page, and words of what its examples print.
 PAGES = {
-    "README.md": (),
+    "README.md": ("replaced 2, left 0",),
+    "docs/quickstart.md": ("torch.Size([2, 300, 64]) torch.Size([2, 300, 128])",),
+    "docs/attention.md": ("['projection.weight']", "torch.Size([2, 300, 64])"),
+    "docs/causal.md": ("torch.Size([1, 23])",),
+    "docs/long.md": ("torch.Size([1, 3]) torch.Size([1, 3])",),
+    "docs/maths.md": (),
     "docs/migrating.md": (),
     "docs/huggingface.md": (),
     "docs/data.md": ("accuracy",),
@@ -83,8 +88,26 @@ def test_the_page_for_other_packages_names_every_argument(theirs: Callable[..., 
     assert set(inspect.signature(theirs).parameters) - {"self"} <= words
 
 
-def test_readme_names_every_file() -> None:
-    tree = (ROOT / "README.md").read_text()
-    for path in (ROOT / "src" / "linformers").glob("*.py"):
-        if path.name != "__init__.py":
-            assert path.name in tree, path.name
+def tree(page: str) -> str:
+    return re.search(r"```\n(src/linformers/.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)[1]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/layout.md"])
+def test_trees_name_what_is_there(page: str) -> None:
+    source = ROOT / "src" / "linformers"
+    named = set(re.findall(r"[\w.]+\.py|\w+/", tree(page)))
+    at_the_top = {path.name for path in source.glob("*.py")} - {"__init__.py"}
+    folders = {f"{path.name}/" for path in source.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert at_the_top | folders <= named
+    existing = {path.name for path in source.rglob("*.py")} | {
+        f"{path.name}/" for path in source.rglob("*") if path.is_dir()
+    }
+    existing |= {f"{path.name}/" for path in ROOT.iterdir() if path.is_dir()} | {"src/", "linformers/"}
+    assert named <= existing
+
+
+def test_readme_is_short_and_its_links_lead_somewhere() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 150
+    for target in re.findall(r"\]\((?!http)([^)#]+)", readme):
+        assert (ROOT / target).exists(), target

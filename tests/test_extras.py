@@ -13,7 +13,7 @@ import pytest
 from linformers import extras
 
 ROOT = Path(__file__).parents[1]
-# Runs each entry with some packages out of reach, and prints what it was told.
+# Runs each entry as if some packages were not installed, and prints the messages as JSON.
 BLOCKED = """
 import contextlib, io, json, sys
 

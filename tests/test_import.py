@@ -49,7 +49,7 @@ def packages(extra: str, extras: dict[str, list[str]]) -> set[str]:
     [
         ("training", ["train"], set()),
         ("cli", ["cli"], set()),
-        # Figures and reports; those that look into a model need what it was trained with.
+        # Figures and reports; those that load a model need the packages it was trained with.
         ("experiments", ["cli", "train"], {"cycler"}),  # which matplotlib depends on
     ],
 )
@@ -70,3 +70,4 @@ def test_templates_are_in_the_package() -> None:
 
     folder = files("linformers.experiments") / "templates"
     assert {path.name for path in folder.iterdir()} == {"page.html", "style.css"}
+    assert {path.name for path in (files("linformers.training") / "templates").iterdir()} == {"card.md"}

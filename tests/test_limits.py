@@ -1,4 +1,4 @@
-"""Absurd sizes are refused before anything is allocated, in words."""
+"""Sizes that are too large are refused with a message, before anything is allocated."""
 
 import json
 
@@ -50,7 +50,7 @@ def test_configurations(changes, message):
 @pytest.mark.parametrize("sharing", ["none", "headwise", "kv", "layerwise"])
 @pytest.mark.parametrize("kind", [LinformerForMaskedLM, LinformerForCausalLM, LinformerForSeq2SeqLM])
 def test_the_estimate_is_near(kind, sharing, more):
-    """It is compared with limits that are far away, so a factor is enough."""
+    """Within a factor: the limits that it is compared with are far away."""
     config = LinformerConfig(**{**SMALL, "hidden_size": 46, "intermediate_size": 97, "sharing": sharing, **more})
     with torch.device("meta"):
         model = kind(config)

@@ -1,4 +1,4 @@
-"""The warning that there are more slots than positions: once for a model, in the name of the line that built it."""
+"""The warning that there are more slots than positions: once for a model, attributed to the line that built it."""
 
 import warnings
 
@@ -21,7 +21,7 @@ MESSAGE = (
 
 
 def notices(build, action="always"):
-    """Those that ``build`` gives."""
+    """The warnings of ``build``."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter(action)
         build()

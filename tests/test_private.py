@@ -1,4 +1,4 @@
-"""Private names of torch, transformers and Keras: each does what is relied on, and only ``linformers/private.py`` uses any."""
+"""Private names of torch, transformers and Keras: each behaves as expected, and only ``linformers/private.py`` uses any."""
 
 import ast
 import copy
@@ -16,7 +16,7 @@ from linformers import private
 from linformers.hf import LinformerConfig, LinformerForMaskedLM, LinformerForSeq2SeqLM
 
 SOURCE = Path(linformers.__file__).parent
-# Methods of theirs that classes here define anew; where they are not there any more, ours would never be called.
+# Private methods that classes here override: if a new version has no such method, ours would never be called.
 OVERRIDDEN = {
     Trainer: (
         "_get_grad_norm",

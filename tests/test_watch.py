@@ -1,4 +1,4 @@
-"""What is attached to a map of the channels takes effect, whatever the order in which it and the projection come."""
+"""Hooks, parametrisations and adapters of a linear map take effect, whether it runs before or after the projection."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ class Scale(nn.Module):
 
 
 class Scaled(nn.Linear):
-    """Like an adapter that scales what comes out, bias included."""
+    """Like an adapter that scales the output, bias included."""
 
     def forward(self, x):
         return 2 * super().forward(x)
@@ -143,7 +143,7 @@ def test_it_is_plain_again_afterwards():
 )
 def test_it_gives_what_mapping_all_positions_first_gives(method, sharing, mask, change):
     projection = make_projection(MAX_LEN, K, heads=HEADS, sharing=sharing, method=method, dtype=torch.float64)
-    assert shortens_first(projection, torch.empty(B, S, D_IN), nn.Linear(D_IN, D_OUT), HEADS) == projection.linear
+    assert shortens_first(projection, S, nn.Linear(D_IN, D_OUT)) == projection.linear
     maps = nn.ModuleList(CHANGES[change](nn.Linear(D_IN, D_OUT, dtype=torch.float64)) for _ in range(2))
     identity = Affine(torch.eye(D_OUT, dtype=torch.float64), None)
     x = torch.randn(B, S, D_IN, dtype=torch.float64, requires_grad=True)

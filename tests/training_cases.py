@@ -68,7 +68,7 @@ def train_two(out: Path, *words: str) -> tuple[int, str]:
 
 
 class Crash(BaseException):
-    """As sudden as the end of a process can be inside one."""
+    """Ends a training as suddenly as is possible within a process."""
 
 
 @contextmanager

@@ -23,16 +23,20 @@ def one_of(name: str, value: str, allowed: Sequence[Choice]) -> Choice:
 
 def at_least_one(**sizes: float | None) -> None:
     """Raise a ValueError that names the first size below 1; None is for options that were not given."""
-    for name, value in sizes.items():
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    at_least(1, **sizes)
 
 
-def not_negative(**sizes: float) -> None:
-    """Raise a ValueError that names the first value below 0."""
+def not_negative(**sizes: float | None) -> None:
+    """Raise a ValueError that names the first value below 0; None is for options that were not given."""
+    at_least(0, **sizes)
+
+
+def at_least(least: int, **sizes: float | None) -> None:
+    """Raise a ValueError that names the first value below ``least``; None is for options that were not given."""
     for name, value in sizes.items():
-        if value < 0:
-            raise ValueError(f"{name} must not be negative, got {value}")
+        if value is not None and value < least:
+            allowed = f"be at least {least}" if least else "not be negative"
+            raise ValueError(f"{name} must {allowed}, got {value}")
 
 
 def whole(**values: Any) -> None:

@@ -1,4 +1,4 @@
-"""Export saved models to files that run without this package, ONNX or torch.export programs, each checked before it is kept.
+"""Export saved models to files that run without this package, ONNX or torch.export programs; each is compared with its model first.
 
 Axes: b batch, o choices, n positions, t target positions.
 
@@ -21,6 +21,7 @@ from linformers.checks import one_of
 from linformers.extras import require
 from linformers.files.checked import read_object
 from linformers.files.whole import beside, scratch
+from linformers.linearize.positions import room
 from linformers.pretrained import load as pretrained
 
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
@@ -234,11 +235,7 @@ def wrap(model: Any) -> TextForward:
         )
     if config.model_type == "linformers-vit":
         return ImageForward(model, settings["max_len"])
-    longest = settings["max_len"]
-    if config.model_type == "linformers-roberta":  # its positions begin after that of padding
-        longest = min(longest, config.max_position_embeddings - config.pad_token_id - 1)
-    elif config.model_type != "linformers-modernbert":  # rotary positions have no maximum
-        longest = min(longest, config.max_position_embeddings)
+    longest = min(settings["max_len"], room(config) or settings["max_len"])
     typed = config.model_type in ("linformers-bert", "linformers-electra") and config.type_vocab_size > 1
     return (TypedForward if typed else TextForward)(model, longest)
 
@@ -284,7 +281,7 @@ def onnx_runner(path: Path, outputs: list[str]) -> Run:
 
 
 def example_length(max_len: int) -> int:
-    """A length that is no special case, such as 1 or the maximum, where possible."""
+    """A length for the example input that is no special case, such as 1 or the maximum, where possible."""
     return max(1, min(max_len, 7 + max_len // 3))
 
 
@@ -317,9 +314,8 @@ def make_inputs(
         size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size,) * 2
         return {"pixel_values": torch.randn(batch, config.num_channels, *size, generator=g)}
     choices = (3,) if is_choice(forward.model) else ()
-    low = min(
-        1 + max(-1, config.pad_token_id or -1), config.vocab_size - 1
-    )  # RoBERTa counts positions of real tokens only
+    # No padding tokens: RoBERTa counts the positions of other tokens only.
+    low = min(1 + max(-1, config.pad_token_id or -1), config.vocab_size - 1)
     inputs = {}
     for name in forward.names:
         n = min(length - (length > 4), forward.target_len or length) if name.startswith("decoder") else length

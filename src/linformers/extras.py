@@ -17,7 +17,7 @@ EXTRAS = {
     "keras": ("keras",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "cli": ("cyclopts", "rich", "matplotlib", "jinja2"),
-    "train": (*HF, "datasets", "tensorboard", "rich", "sklearn"),
+    "train": (*HF, "datasets", "tensorboard", "rich", "sklearn", "jinja2"),
     "bench": ("linformer", "linformer_pytorch", "local_attention", "nystrom_attention", "performer_pytorch"),
 }
 

@@ -12,20 +12,12 @@ VOCABULARY = 1 << 24  # tokens; a trainer of tokenisers reserves memory for all 
 PARAMETERS = 1 << 40
 SIZE = 2**31 - 1  # any other size
 BEAMS = 1024
-EXPRESSION = {
-    "max_length": 100_000,
-    "max_depth": 1000,
-    "max_args": 100,
-}  # examples of ListOps, which are generated in large batches
+# Examples of ListOps, which are generated in large batches.
+EXPRESSION = {"max_length": 100_000, "max_depth": 1000, "max_args": 100}
 SEED = 2**32 - 1  # numpy's largest
 
-SETTINGS: dict[str, int] = {
-    **dict.fromkeys(("n", "target_n", "k", "block_size", "local_kernel", "local_window", "width", "heads"), SIZE),
-    **dict.fromkeys(("open_slots", "open_reach"), SIZE),
-    **dict.fromkeys(("feedforward", "batch_size", "accumulation", "max_steps", "save_steps", "eval_steps"), SIZE),
-    **dict.fromkeys(("log_steps", "eval_batches", "patience", "keep"), SIZE),
-    **{"depth": LAYERS, "vocab_size": VOCABULARY, "seed": SEED, "threads": 1 << 12, "workers": 1 << 10},
-}
+# Settings of training that have another limit than SIZE.
+SETTINGS = {"depth": LAYERS, "vocab_size": VOCABULARY, "seed": SEED, "threads": 1 << 12, "workers": 1 << 10}
 
 
 def at_most(name: str, value: Any, most: int) -> None:
@@ -67,28 +59,28 @@ def parameters(
     return embeddings + layers * layer + count * matrix
 
 
-def check_parameters(count: int, memory: int | None = None) -> None:
+def check_parameters(count: int, available: int | None = None) -> None:
     """Raise a ValueError for more parameters than are accepted, or than fit into memory as float32.
 
     Args:
-        memory: of the machine in bytes; None skips this check.
+        available: the memory of the machine in bytes; None skips this check.
     """
     if count > PARAMETERS:
         raise ValueError(
             f"a model of these sizes has about {count:.1e} parameters, more than the limit of {PARAMETERS:.1e}; choose smaller sizes"
         )
-    if memory is not None and 4 * count > memory:
+    if available is not None and 4 * count > available:
         raise ValueError(
             f"a model of these sizes has about {count:.1e} parameters, which take {4 * count / 2**30:,.1f} GB, and this machine "
-            f"has {memory / 2**30:,.1f} GB of memory; choose smaller sizes"
+            f"has {available / 2**30:,.1f} GB of memory; choose smaller sizes"
         )
 
 
-def check_configuration(config: Any, memory: int | None = None) -> None:
+def check_configuration(config: Any, available: int | None = None) -> None:
     """Raise a ValueError for a configuration of transformers, of any model, with sizes that cannot be built.
 
     Args:
-        memory: of the machine in bytes; None skips this check.
+        available: the memory of the machine in bytes; None skips this check.
     """
     sizes: dict[str, int] = {}
     for name, (own_name, most) in NAMES.items():
@@ -109,9 +101,10 @@ def check_configuration(config: Any, memory: int | None = None) -> None:
         if settings["method"] == "learnable":
             heads = getattr(config, "num_attention_heads", 1) if settings["sharing"] == "none" else 1
             count += 2 * heads * n * sum(slots)
-    check_parameters(count, memory)
+    check_parameters(count, available)
 
 
+# For each argument of `parameters`, its name in a configuration of transformers, and its limit.
 NAMES: dict[str, tuple[str, int]] = {
     "vocabulary": ("vocab_size", VOCABULARY),
     "n": ("max_position_embeddings", SIZE),
@@ -122,7 +115,7 @@ NAMES: dict[str, tuple[str, int]] = {
 
 
 def is_size(value: Any) -> TypeGuard[int]:
-    """Whether this is a whole number."""
+    """Whether ``value`` is a whole number; Python counts True and False among them, but no size is a flag."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -109,6 +109,8 @@ def own_rows(model: nn.Module, mesh: Group, *, multiple: int = 1) -> None:
     """
     group = _group(mesh)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if size == 1:
+        return
     for module, holder, name in _with_rows(model):
         weight = getattr(module, name)
         owned = Owned(tuple(_bounds(len(weight), size, multiple)), rank)

@@ -121,6 +121,6 @@ def weight_dropout(layer: Any, weights: Any, training: bool) -> Any:
     return layer._dropout_layer(weights, training=training)
 
 
-def computes_attention(layer: Any, *inputs: Any, **options: Any) -> Any:
+def compute_attention(layer: Any, *inputs: Any, **options: Any) -> Any:
     """Keras' own attention, for the error that it raises."""
     return layer._compute_attention(*inputs, **options)

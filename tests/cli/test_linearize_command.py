@@ -78,7 +78,7 @@ def test_opened_slots(saved, tmp_path, capsys):
     out = tmp_path / "new"
     given = ["--k", "5", "--max-len", "13", "--out", str(out), "--open-slots", "5"]
     assert launch("linearize", str(saved), *given) == 0
-    assert "5 opened slots (at most 13 exact keys a query)" in capsys.readouterr().out
+    assert "5 opened slots (at most 13 exact keys per query)" in capsys.readouterr().out
     loaded = transformers.AutoModel.from_pretrained(out, dtype=torch.float64)
     assert loaded.config.linformers["open_slots"] == 5
     torch.testing.assert_close(loaded(**inputs("bert"))[0], make("bert")(**inputs("bert"))[0])

@@ -20,7 +20,7 @@ def test_a_folder_is_prepared_and_then_reused(tmp_path, capsys):
     ):
         assert said in printed
     assert launch(*command) == 0
-    assert "was there already, made of the same: nothing to do" in capsys.readouterr().out
+    assert "already exists, made from the same sources and options; nothing to do" in capsys.readouterr().out
     assert launch(*command, "--seed", "1") == 1
     assert "prepared from other sources or with other options" in capsys.readouterr().err
     assert launch(*command, "--seed", "1", "--overwrite") == 0

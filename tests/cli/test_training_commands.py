@@ -129,7 +129,7 @@ def test_wrong_usage(tmp_path, capsys):
     assert not (tmp_path / "x").exists()
 
 
-def test_an_interruption_is_130_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+def test_an_interruption_is_130_and_says_how_to_resume(tmp_path, monkeypatch, capsys):
     def interrupted(*args, **options):
         raise Interrupted("interrupted at step 5; resume with: linformers train --out run")
 
@@ -156,7 +156,7 @@ def test_options_from_a_file(suffix, content, tmp_path, monkeypatch, capsys):
     assert launch("train", "--out", "run", "--k", "3", config=path) == 0
     assert seen == {"seed": 5, "max_steps": 7, "task": "clm", "data": ("a", "b"), "tie": True, "out": "run", "k": 3}
     assert launch("train", "--out", "run", "--max-steps", "9", config=path) == 0
-    assert seen["max_steps"] == 9  # what is typed counts more
+    assert seen["max_steps"] == 9  # the command line takes precedence
     seen.clear()
     assert launch("train", "--out", "run") == 0  # and nothing is left of it
     assert seen == {"out": "run"}

@@ -1,4 +1,4 @@
-"""Baselines that count: probabilities that sum to one, exact on small examples, and nothing of the test part in them."""
+"""Count-based baselines: probabilities that sum to one, exact on small examples, and independent of the test part."""
 
 import json
 import math
@@ -97,7 +97,7 @@ def test_neighbours_sum_to_one_and_know_their_likeliest(tokens):
     best, highest = model.best(left, right)
     np.testing.assert_allclose(every[np.arange(7), best], every.max(1))
     np.testing.assert_allclose(highest, every.max(1))
-    read = np.array([UNKNOWN, 3, 0, UNKNOWN, 5, 1, 2])  # what stands there is evidence
+    read = np.array([UNKNOWN, 3, 0, UNKNOWN, 5, 1, 2])  # the token that is read is evidence
     seen = [model(left, right, read, np.full(7, w)) for w in range(SIZE)]
     every = np.stack([shares for shares, _ in seen], 1)
     np.testing.assert_allclose(every.sum(1), 1)

@@ -88,10 +88,10 @@ def test_nothing_to_read_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"there is no file, folder or pattern '.*nothing"):
         read(tmp_path / "nothing*")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="pipe is not a file or a folder; it must be possible to read it twice"):
+    with pytest.raises(OSError, match="pipe is not a regular file or a folder; sources are read twice, so save it"):
         read(tmp_path / "pipe")
     os.symlink(tmp_path / "gone", tmp_path / "a" / "link.txt")
-    with pytest.raises(FileNotFoundError, match=r"link.txt has vanished, or is a link to nothing"):
+    with pytest.raises(FileNotFoundError, match=r"link.txt has vanished, or is a broken link"):
         read(tmp_path / "a")
 
 
@@ -240,9 +240,9 @@ def test_a_pipe_or_a_loop_that_is_named_is_an_error_in_words(tmp_path):
     os.symlink(tmp_path / "two.txt", tmp_path / "one.txt")
     os.symlink(tmp_path / "one.txt", tmp_path / "two.txt")
     for name in ("pipe.txt", "device.txt", "*.txt"):
-        with pytest.raises(OSError, match=r"\.txt is not a file or a folder; it must be possible to read it twice"):
+        with pytest.raises(OSError, match=r"\.txt is not a regular file or a folder; sources are read twice"):
             read(tmp_path / name)
-    with pytest.raises(FileNotFoundError, match=r"one\.txt is a link to nothing, or one of a loop of links"):
+    with pytest.raises(FileNotFoundError, match=r"one\.txt is a broken link, or part of a loop of links"):
         read(tmp_path / "one.txt")
     (tmp_path / "a").mkdir()
     os.symlink("link.txt", tmp_path / "a" / "link.txt")

@@ -15,7 +15,7 @@ SHARES = st.floats(0.01, 0.99)
 
 
 @given(SIZES, SEEDS, SHARES)
-def test_masked_tokens_are_asked_for_and_others_stay(n, seed, share):
+def test_masked_tokens_are_scored_and_others_stay(n, seed, share):
     ids = np.arange(5, 5 + n)
     read, labels = mask_tokens(ids, np.random.default_rng(seed), VOCABULARY, share)
     asked = labels != IGNORED

@@ -17,7 +17,7 @@ from linformers.data.records import Reading
     "name, pack", [("a.txt", bytes), ("a.gz", gzip.compress), ("a.bz2", bz2.compress), ("a.xz", lzma.compress)]
 )
 def test_text_is_read_whatever_packs_it(tmp_path, monkeypatch, name, pack):
-    monkeypatch.setattr(module, "BLOCK", 7)  # borders fall into characters and line ends
+    monkeypatch.setattr(module, "CHUNK", 7)  # borders fall into characters and line ends
     text = "grün\r\nschön\rund weiß\n" * 5
     path = tmp_path / name
     path.write_bytes(pack(b"\xef\xbb\xbf" + text.encode()))
@@ -28,9 +28,9 @@ def test_text_is_read_whatever_packs_it(tmp_path, monkeypatch, name, pack):
     assert list(lines(path, "strict", Reading())) == plain.splitlines(keepends=True)
 
 
-@pytest.mark.parametrize("block", [3, 8, 1000])
-def test_invalid_utf8_is_named_with_its_place(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(module, "BLOCK", block)
+@pytest.mark.parametrize("chunk", [3, 8, 1000])
+def test_invalid_utf8_is_named_with_its_place(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(module, "CHUNK", chunk)
     path = tmp_path / "a.txt"
     path.write_bytes("grün ".encode() + b"\xff more")
     with pytest.raises(ValueError, match=r"a.txt is not UTF-8: byte 0xff at offset 6; .* --errors replace"):
@@ -79,9 +79,9 @@ def test_cutting_loses_nothing_and_keeps_sizes(texts, size):
 
 
 @given(st.text("ab. \n", max_size=200), st.integers(1, 12), st.integers(1, 50))
-def test_cutting_does_not_depend_on_the_pieces_read(text, size, block):
-    blocks = [text[i : i + block] for i in range(0, len(text), block)]
-    assert list(cut(blocks, size)) == list(cut([text], size))
+def test_cutting_does_not_depend_on_the_pieces_read(text, size, chunk):
+    pieces = [text[i : i + chunk] for i in range(0, len(text), chunk)]
+    assert list(cut(pieces, size)) == list(cut([text], size))
 
 
 def test_cutting_prefers_paragraphs_then_lines_then_sentences():

@@ -81,7 +81,9 @@ def test_splits_are_parts(tmp_path):
 def test_hidden_labels_are_not_the_last_class(tmp_path):
     rows = [{"body": make_text(i), "stars": -1, "id": i} for i in range(9)]
     datasets.Dataset.from_list(rows, features=FEATURES).save_to_disk(tmp_path / "saved")
-    with pytest.raises(ValueError, match=r"row 1 of 'train', column 'stars' is -1, which means that it is not known"):
+    with pytest.raises(
+        ValueError, match=r"row 1 of 'train', column 'stars' is -1, which means that the class is hidden"
+    ):
         prepare([str(tmp_path / "saved")], tmp_path / "out", **OPTIONS)
 
 
@@ -101,7 +103,7 @@ def test_lists_of_classes_have_their_names(lists, tmp_path, monkeypatch):
     found = datasets.Dataset.from_list([{**row, "stars": [-1]} for row in ROWS], features=features)
     found.to_parquet(tmp_path / "rows.parquet")
     for i, (files, name) in enumerate(sources[1:]):
-        with pytest.raises(ValueError, match=r"column 'stars' is -1, which means that it is not known"):
+        with pytest.raises(ValueError, match=r"column 'stars' is -1, which means that the class is hidden"):
             prepare(files, tmp_path / f"wrong-{i}", dataset=name, kind="labelled", **OPTIONS)
 
 

@@ -6,50 +6,18 @@ import os
 import shutil
 
 import pytest
+from damage_cases import ABSENT, DEEP, VALUES, changed, ends_well, places
 from saved_cases import save_bert, save_own, save_run, save_text
 
-from linformers.cli import launch
 from linformers.experiments import spectrum, sweep
 from linformers.training import Settings
 
-DEEP = "[" * 100_000 + "]" * 100_000
 WHOLE = ("[]", "null", "", "{", DEEP, f'{{"cells": {DEEP}}}')
-VALUES = ("x", -1, 10**30, [], {"a": 1}, None, 1.5, [["x"]])
-ABSENT = object()
-
-
-def ends_well(capsys, *words):
-    """Run a command; whether it failed, and what it said."""
-    code = launch(*map(str, words))
-    said = capsys.readouterr().err
-    assert code in (0, 1)
-    if code:
-        assert said.strip().splitlines()[-1].startswith("error: "), said
-    return code, said
-
-
-def places(value, before=()):
-    inner = value.items() if isinstance(value, dict) else list(enumerate(value))[:1] if isinstance(value, list) else ()
-    for name, one in inner:
-        yield (*before, name)
-        yield from places(one, (*before, name))
-
-
-def changed(text, place, new):
-    found = json.loads(text)
-    inner = found
-    for name in place[:-1]:
-        inner = inner[name]
-    if new is ABSENT:
-        del inner[place[-1]]
-    else:
-        inner[place[-1]] = new
-    return json.dumps(found)
 
 
 def damaged(text, count):
     """Texts with one field missing or of another type."""
-    values = itertools.cycle((ABSENT, *VALUES))
+    values = itertools.cycle(VALUES)
     for place in itertools.islice(places(json.loads(text)), count):
         yield changed(text, place, next(values))
 
@@ -145,7 +113,7 @@ def test_benchmarks(tmp_path, capsys):
     for content in WHOLE:
         path.write_text(content)
         assert ends_well(capsys, "plot", path)[0] == 1
-    for value in (ABSENT, *VALUES):
+    for value in VALUES:
         for place in places(result):
             path.write_text(changed(text, place, value))
             if place[-1] in ("benchmark", "cells", "machine", "contender", "cpu"):

@@ -65,7 +65,7 @@ def test_the_spread_names_what_a_query_sees(tmp_path):
     # The last of 11 queries is in the sixth block of 2: it sees four blocks as one slot each, and three keys; the one before four.
     assert (found.slots, found.keys) == (4, 4)
     assert found.title.endswith(
-        "slots and exact keys a query spreads, in the mean (it sees at most 4 slots and 4 exact keys)"
+        "slots and exact keys a query spreads on average (it sees at most 4 slots and 4 exact keys)"
     )
     figure = heads.draw(model, batch, tokenizer)["heads"]
     assert figure.axes[(LAYERS - 1) * (HEADS + 1)].get_xlabel() == "4 slots | 11 exact keys"
@@ -119,7 +119,7 @@ def test_exact_keys_of_opened_slots_are_counted(tmp_path, capsys):
     model = save_own(tmp_path / "own", proj_k=4, method="mean", open_slots=1)
     assert launch("heads", str(model), "w1 w2 w3 w4 w5 w6", "--out", str(tmp_path / "out")) == 0
     # Segments of four positions, and eight tokens: each query opens one of two.
-    assert "a query sees 4.0 exact keys in the mean, 4.0 of them in slots that it opened" in capsys.readouterr().out
+    assert "a query sees 4.0 exact keys on average, 4.0 of them in slots that it opened" in capsys.readouterr().out
 
 
 def test_long_texts_are_cut_and_empty_ones_refused(tmp_path):
@@ -135,7 +135,7 @@ def test_the_command(tmp_path, capsys):
     model = save_own(tmp_path / "own", proj_k=4)
     assert launch("heads", str(model), "w1 w2 w3", "--out", str(tmp_path / "out")) == 0
     assert matplotlib.image.imread(tmp_path / "out" / "heads.png").size
-    assert "over how many slots a query spreads, in the mean (it sees at most 4 slots)" in capsys.readouterr().out
+    assert "over how many slots a query spreads on average (it sees at most 4 slots)" in capsys.readouterr().out
     assert launch("heads", str(model), "w1", "--file", "x.txt") == 1
     assert "give a text or a --file, not both" in capsys.readouterr().err
     none = save_own(tmp_path / "none", attention="none")
@@ -147,7 +147,7 @@ def test_a_decoder_without_self_attention_shows_its_cross_attention(tmp_path, ca
     model = save_own(tmp_path / "own", "Seq2SeqLM", attention="none")
     assert launch("heads", str(model), "w1 w2 w3", "--out", str(tmp_path / "out")) == 0
     assert (
-        "decoder-cross: over how many exact keys a query spreads, in the mean (it sees at most 5"
+        "decoder-cross: over how many exact keys a query spreads on average (it sees at most 5"
         in capsys.readouterr().out
     )
     assert (tmp_path / "out" / "heads.png").is_file()

@@ -73,9 +73,9 @@ def test_everything_from_files_is_escaped(tmp_path):
 @pytest.mark.parametrize(
     "evil", ["</title><script>alert(1)</script>", '" onload="x', "{{ 7 * 7 }}", "]]><b>", "a\udcffb"]
 )
-def test_every_block_escapes_its_text(evil):
+def test_every_element_escapes_its_text(evil):
     pair = [(evil, evil)]
-    blocks = [
+    elements = [
         page.Heading(2, evil, evil),
         page.Paragraph(evil),
         page.Contents(pair),
@@ -86,7 +86,7 @@ def test_every_block_escapes_its_text(evil):
         page.picture(figures.learning([Line(evil, [learned(2.0)])], evil), "first", evil.replace("\udcff", "")),
         page.Folded(evil, [page.settings({evil: evil})]),
     ]
-    text = page.render(evil, blocks)
+    text = page.render(evil, elements)
     checker = Checker()
     checker.feed(text)
     assert checker.open == []
@@ -138,7 +138,7 @@ def test_a_comparison_says_first_what_it_is_about(tmp_path):
         assert words in before
     assert "One seed for each contender, so there is no deviation" in before
     assert "±" not in text
-    assert "it needs the contenders full and none, and here is no none" in text
+    assert "it needs the contenders full and none; missing: none" in text
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
     assert len(captions) == len(set(captions)) == 3
     for row in re.findall(r"<tr><td.*?</tr>", text):  # on a small screen every cell says what it is

@@ -325,7 +325,7 @@ def test_the_column_of_the_share_has_its_reason_or_is_not_there(compared, tmp_pa
         save_run(cell.directory(tmp_path / "other"))
     result = comparison.summarise(tmp_path / "other")
     assert "gain kept" not in comparison.table(result)[0]
-    assert result["notes"] == [f"{comparison.NO_SHARE}it needs the contenders full and none, and here is no full."]
+    assert result["notes"] == [f"{comparison.NO_SHARE}it needs the contenders full and none; missing: full."]
     assert len({len(row) for row in comparison.table(result)[1]}) == 1
     sweep.save_plan(tmp_path / "begun", BASE, sweep.plan(BASE, ["full", "none", "k=4"], 1))
     assert comparison.summarise(tmp_path / "begun")["notes"] == [

@@ -66,7 +66,7 @@ def make_inputs(kind, ids, mask=None):
 
 
 def assert_same_model(found, expected, inputs):
-    """The same weights, bit for bit, and the same output but for rounding: weights in a mapped file are aligned otherwise."""
+    """The same weights, bit for bit, and the same output but for rounding: weights in a mapped file have another alignment."""
     weights = expected.state_dict()
     assert found.state_dict().keys() == weights.keys()
     for name, weight in found.state_dict().items():

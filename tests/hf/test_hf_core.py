@@ -29,7 +29,7 @@ OPTIONS = [
 
 
 def copy_weights(core, model, names):
-    """Hand the weights of ``core`` over, with the beginnings of their names exchanged."""
+    """Copy the weights of ``core``, with the prefixes of their names replaced."""
     weights = core.state_dict()
     for old, new in names.items():
         weights = {new + name.removeprefix(old) if name.startswith(old) else name: x for name, x in weights.items()}
@@ -103,7 +103,7 @@ def test_encoder_decoders():
 
 @pytest.mark.parametrize("beams", [1, 3])
 def test_encoder_decoders_generate(beams):
-    core, model = make_pair(eos_token_id=VOCABULARY)  # none that could come: the two end their beams by different rules
+    core, model = make_pair(eos_token_id=VOCABULARY)  # never generated: the two end their beams by different rules
     source = make_ids()
     mask, start = make_mask(source), torch.zeros(3, 1, dtype=torch.long)
     expected = core.generate(source, start, 12, src_mask=mask, num_beams=beams)

@@ -115,7 +115,7 @@ def test_rows_can_pause():
     assert_close(found[1, 0], model(ids[1:, :7]).logits[0, -1])
 
 
-def test_generation_goes_on_from_a_cache():
+def test_generation_continues_from_a_cache():
     model, ids = make(LinformerForCausalLM), make_ids(2, 6)
     options = {"do_sample": False, "return_dict_in_generate": True}
     whole = model.generate(ids, max_new_tokens=10, **options).sequences
@@ -199,3 +199,15 @@ def test_beams_share_the_memory_of_their_source(monkeypatch):
     model.generate(**make_prompt(), max_new_tokens=9, do_sample=False, num_beams=3)
     assert len(places) > 1
     assert all(place == places[0] for place in places)
+
+
+@pytest.mark.parametrize("options", [{}, {"cross_attention": "full"}])
+def test_a_source_of_any_length(options, tmp_path):
+    sizes = {"max_position_embeddings": None, "max_target_positions": None}
+    model = make(LinformerForSeq2SeqLM, method="content", **sizes, **options)
+    assert model.config.decoder_proj_k == K
+    ids = make_ids(2, 10 * N)
+    expected = model.generate(ids, max_new_tokens=3, do_sample=False)
+    model.save_pretrained(tmp_path)
+    loaded = LinformerForSeq2SeqLM.from_pretrained(tmp_path).to(model.dtype)
+    assert torch.equal(loaded.generate(ids, max_new_tokens=3, do_sample=False), expected)

@@ -4,7 +4,8 @@ import peft
 import pytest
 import sentence_transformers
 import torch
-from text_cases import SPECIAL, WORDS, make_text_model, make_tokenizer
+from saved_cases import SPECIAL
+from text_cases import WORDS, make_text_model, make_tokenizer
 from torch.testing import assert_close
 from transformers import pipeline
 

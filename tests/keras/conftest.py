@@ -1,10 +1,10 @@
-"""What the Keras tests have: the backend that ``KERAS_BACKEND`` names, fixed seeds, and warnings of other packages only."""
+"""Set up for the Keras tests: the backend that ``KERAS_BACKEND`` names, fixed seeds, and filters for warnings of other packages."""
 
 import os
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiling takes longer than all the small sums here
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # at these sizes, compiling takes longer than it saves
 
 import keras
 import pytest

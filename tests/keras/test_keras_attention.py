@@ -31,7 +31,7 @@ def test_without_a_projection_it_is_the_plain_layer():
         close(layer(*inputs, **options), plain(*inputs, **options))
 
 
-def test_masks_of_embeddings_arrive_and_travel_on():
+def test_masks_of_embeddings_are_used_and_passed_on():
     embed = layers.Embedding(8, 6, mask_zero=True)
     layer = LinearMultiHeadAttention(H, 3, projection_dim=3, max_length=7, method="mean")
     x = embed(TOKENS)
@@ -326,12 +326,14 @@ def test_lengths_and_batches_that_are_open_in_the_graph(method, slots):
     data = Ragged([5, 12, 3])
     expected = np.concatenate([to_numpy(model(data[i][0])) for i in range(3)])
     close(model.predict(data, verbose=0), expected)
-    with pytest.raises(Exception, match=r"13|-1"):  # a graph's own words where the length is not known before
+    with pytest.raises(
+        Exception, match=r"13|-1"
+    ):  # where the length is not known before, the backend raises its own error
         model.predict(Ragged([5, 12, 13]), verbose=0)
 
 
 class Block(layers.Layer):
-    """A layer of a user's, around this one."""
+    """A user-defined layer around this one."""
 
     def __init__(self):
         super().__init__()
@@ -341,7 +343,7 @@ class Block(layers.Layer):
         return x + self.attention(x, x)
 
 
-def test_inside_a_layer_of_ones_own_with_an_open_length():
+def test_inside_a_user_defined_layer_with_an_open_length():
     x = keras.Input((None, 6))
     model = keras.Model(x, Block()(x))
     assert model.output_shape == (None, None, 6)

@@ -113,7 +113,7 @@ def test_one_token_a_slot_is_full_attention():
 
 @CHOICES
 @pytest.mark.parametrize("gap", [45.0, 1e4])
-def test_slots_that_hardly_any_token_chose_leave_no_trace(sharing, gap):
+def test_slots_that_hardly_any_token_chose_take_no_part(sharing, gap):
     layer, few = make_content(sharing), make_content(sharing, projection_dim=2)
     query, value, key = make_inputs()
     key[..., 0] = 1.0  # so that the logits of the last slots are far below the others, whatever the token is

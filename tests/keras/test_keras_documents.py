@@ -1,4 +1,4 @@
-"""What is shown runs: the page about Keras, the examples, and the prediction-time experiment."""
+"""The page about Keras, the examples and the prediction-time experiment run."""
 
 import re
 import runpy
@@ -14,7 +14,7 @@ from linformers.keras import Linformer
 from linformers.keras.prediction_time import build, run
 
 ROOT = Path(__file__).parents[2]
-# On one backend, on the others by `make thorough`: that they agree is what the laws are for.
+# On one backend, and on the others by `make thorough`: the tests of the laws show that backends agree.
 pytestmark = [] if keras.backend.backend() == "torch" else [pytest.mark.thorough]
 
 
@@ -24,6 +24,14 @@ def test_the_page_runs(capsys):
     assert len(blocks) == 6
     exec("\n".join(blocks), {})
     assert "linear_multi_head" in capsys.readouterr().out
+
+
+def test_the_readme_runs():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    blocks = [b for b in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "linformers.keras" in b]
+    assert len(blocks) == 1
+    exec(blocks[0], names := {})
+    assert names["model"].output_shape == (None, 2)
 
 
 def test_the_page_for_other_packages_runs():
@@ -49,7 +57,7 @@ def test_the_example_runs(given, tmp_path, capsys):
     assert "classes: bad, good" in printed if given else "12 texts, 2 of them for the test" in printed
 
 
-def test_the_example_says_what_it_wants(tmp_path):
+def test_the_example_without_data_is_an_error(tmp_path):
     example = runpy.run_path(str(ROOT / "examples" / "keras_text_classification.py"))
     with pytest.raises(SystemExit, match="found 0 class folders and 0 texts"):
         example["main"](["--data", str(tmp_path)])

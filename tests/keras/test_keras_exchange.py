@@ -76,7 +76,7 @@ def test_content_slots_of_any_length(sharing):
     close(run_torch(back, *inputs)[0], expected, 1e-6)
 
 
-def test_packed_weights_no_bias_half_precision_and_matrices_of_ones_own():
+def test_packed_weights_no_bias_half_precision_and_user_defined_matrices():
     query = make_inputs()[0]
     packed = make_torch(kdim=None, vdim=None, bias=False, batch_first=True)
     close(from_torch(packed)(query, query), run_torch(packed, query, query, query)[0])

@@ -117,7 +117,7 @@ def test_one_slot_and_more_slots_than_positions():
 
 
 @pytest.mark.parametrize(("sharing", "matrices"), [("none", 2 * H), ("headwise", 2), ("kv", 1)])
-def test_sharing_is_real(sharing, matrices):
+def test_shared_matrices_are_stored_once(sharing, matrices):
     plain, linear = make_layer(projection_dim=None), make_layer(sharing=sharing)
     assert linear.count_params() - plain.count_params() == matrices * N * K
 
@@ -135,9 +135,9 @@ def test_matrices_start_with_the_scale_that_keeps_that_of_the_keys():
 
 
 def test_segments_start_as_those_of_the_pytorch_layer():
-    from linformers.projections.dense import segment_means
+    from linformers.projections.dense import averaging_matrix
 
-    matrices, means = to_numpy(Projection(64, 8, start="segments").matrices), segment_means(64, 8).numpy()
+    matrices, means = to_numpy(Projection(64, 8, start="segments").matrices), averaging_matrix(64, 8).numpy()
     np.testing.assert_allclose((matrices - means).std(), 0.1 * means.std(), rtol=0.1)
     kernels = to_numpy(Projection(512, 2, method="convolution", start="segments").matrices)
     np.testing.assert_allclose(kernels.mean(), 1 / 256, rtol=0.05)

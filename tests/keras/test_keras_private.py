@@ -1,4 +1,4 @@
-"""Private names of Keras that ``linformers/private.py`` uses: each is there and does what is relied on."""
+"""Private names of Keras that ``linformers/private.py`` uses: each exists and behaves as expected."""
 
 import keras
 import numpy as np
@@ -35,7 +35,7 @@ def test_error_of_scores_with_flash():
     x = keras.ops.ones((5, 7, 2, 3))
     layer = keras.layers.MultiHeadAttention(2, 3, flash_attention=True)
     with pytest.raises(ValueError, match="attention scores"):
-        private.computes_attention(layer, x, x, x, return_attention_scores=True)
+        private.compute_attention(layer, x, x, x, return_attention_scores=True)
 
 
 def test_shapes_only():

@@ -1,4 +1,4 @@
-"""Distillation: it brings a student nearer to its teacher, and goes on exactly where it was interrupted."""
+"""Distillation brings a student closer to its teacher, and continues exactly where it was interrupted."""
 
 import copy
 import json

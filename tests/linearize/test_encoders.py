@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 from covering import covering
-from encoder_cases import HEADS, MODELS, NAMES, TEXT_NAMES, N, inputs, make, make_config, pair
+from encoder_cases import HEADS, MODELS, NAMES, TEXT_NAMES, N, assert_same_gradients, inputs, make, make_config, pair
 from old_layout import old_state
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,13 +33,7 @@ def test_gradients_at_k_equal_to_n(name):
     model, original = pair(name)
     linearize(model, k=N, max_len=N, method="learnable")
     batch = inputs(name, N, None if name == "vit" else (N, 6))
-    weight = torch.randn(12, dtype=torch.float64)
-    for each in (model, original):
-        (each(**batch).last_hidden_state[:, 0] * weight).sum().backward()
-    gradients = dict(model.named_parameters())
-    for key, parameter in original.named_parameters():
-        if parameter.grad is not None:
-            torch.testing.assert_close(gradients[key].grad, parameter.grad, rtol=1e-8, atol=1e-9)
+    assert_same_gradients(model, original, batch)
 
 
 @pytest.mark.parametrize("name", TEXT_NAMES)

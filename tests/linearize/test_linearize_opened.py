@@ -7,12 +7,12 @@ import pytest
 import reference_opened
 import torch
 import transformers
-from encoder_cases import NAMES, TEXT_NAMES, N, inputs, make, pair
+from encoder_cases import NAMES, TEXT_NAMES, N, assert_same_gradients, inputs, make, pair
 from torch import nn
 
 from linformers.export import export, load
 from linformers.linearize import CorrectedMean, TokenMeans, distill, linearize
-from linformers.linearize.calibrate import Sample, fit, output_error
+from linformers.linearize.calibrate import Sample, output_error
 from linformers.linearize.projection import slot_of
 
 K = 5
@@ -59,13 +59,7 @@ def test_gradients_reach_every_weight_and_nothing_is_shortened_early():
     model, original = pair("bert")
     linearize(model, k=K, max_len=N, open_slots=K)
     batch = inputs("bert", N, (N, 6))
-    weight = torch.randn(12, dtype=torch.float64)
-    for each in (model, original):
-        (each(**batch).last_hidden_state[:, 0] * weight).sum().backward()
-    gradients = dict(model.named_parameters())
-    for key, parameter in original.named_parameters():
-        if parameter.grad is not None:
-            torch.testing.assert_close(gradients[key].grad, parameter.grad, rtol=1e-8, atol=1e-9)
+    assert_same_gradients(model, original, batch)
 
 
 @pytest.mark.parametrize("window", [0, 2])
@@ -102,7 +96,7 @@ def test_a_whole_transformer_with_all_slots_open():
     model = nn.Transformer(16, 2, 1, 1, 19, batch_first=True, dtype=torch.float64).eval()
     original = copy.deepcopy(model)
     report = linearize(model, k=8, max_len=16, causal="block", block_size=4, cross="linear", open_slots=8)
-    assert "mean, block-causal with blocks of 4, 8 opened slots (at most 16 exact keys a query)" in str(report)
+    assert "mean, block-causal with blocks of 4, 8 opened slots (at most 16 exact keys per query)" in str(report)
     source, target = (torch.randn(3, n, 16, dtype=torch.float64, requires_grad=True) for n in (13, 15))
     padding = torch.arange(13) >= torch.tensor([13, 4, 7])[:, None]
     masks = {"src_key_padding_mask": padding, "memory_key_padding_mask": padding}
@@ -155,7 +149,7 @@ def test_the_report_says_how_many_exact_keys(window):
     opened = 4 + 4  # the largest two of segments of 1, 3, 4, 4 and 1 tokens
     near = 3 * window + 2 * 3 if window else 0  # and the keys outside a window of segments that touch it
     assert all(new.exact_keys == min(N, opened + near) for new in report.replaced)
-    assert f"2 opened slots (at most {min(N, opened + near)} exact keys a query)" in str(report)
+    assert f"2 opened slots (at most {min(N, opened + near)} exact keys per query)" in str(report)
     assert "exact keys" not in str(linearize(make("bert"), k=K, max_len=N))
 
 
@@ -169,7 +163,7 @@ def test_open_slots_lower_the_error():
     with pytest.raises(
         ValueError, match="open_slots=2 needs slots that are means of segments, and those of CorrectedMean are not"
     ):
-        fit(CorrectedMean(11, 4).double(), [sample], steps=1, open_slots=2)
+        output_error(CorrectedMean(11, 4).double(), [sample], open_slots=2)
 
 
 def test_distillation_trains_with_opened_slots():

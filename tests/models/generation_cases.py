@@ -22,7 +22,7 @@ def make_model(**options) -> LinformerLM:
 
 @torch.no_grad()
 def naive(model, prompt, count, choose=lambda logits: logits.argmax(-1)):
-    """The whole sequence again for each token."""
+    """Greedy generation that runs the whole sequence again for each token."""
     ids = prompt
     for _ in range(count):
         ids = torch.cat([ids, choose(model(ids)[:, -1])[:, None]], 1)

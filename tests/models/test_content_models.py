@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from model_cases import assert_padding_has_no_influence
 
 from linformers import Linformer, LinformerEncDec, LinformerLM, stream
 from linformers.projections.make import projection_parameters
@@ -98,13 +99,7 @@ def test_recomputation_changes_nothing(options, sharing):
 
 @pytest.mark.parametrize("options", VARIANTS)
 def test_padding_equals_trimming_and_hides_everything(options):
-    model = make_stack(**options)
-    x, mask = torch.randn(2, 13, 8, dtype=torch.float64), torch.arange(13) < torch.tensor([13, 8])[:, None]
-    with torch.no_grad():
-        out = model(x, mask)
-        torch.testing.assert_close(out[1, :8], model(x[1:, :8])[0])
-        x[1, 8:] = torch.nan
-        torch.testing.assert_close(model(x, mask)[mask], out[mask], rtol=0, atol=0)
+    assert_padding_has_no_influence(make_stack(**options), torch.randn(2, 13, 8, dtype=torch.float64), real=8)
 
 
 @pytest.mark.parametrize("options", VARIANTS)
@@ -145,6 +140,28 @@ def test_a_source_in_content_slots():
     with torch.no_grad():
         out = model(source, target, mask)
         torch.testing.assert_close(model(source[1:, :6], target[1:])[0], out[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"parameter_sharing": "none"}, {"cross_attention": "full"}])
+def test_source_and_target_of_any_length(options):
+    model = LinformerEncDec(num_tokens=17, channels=8, dim_k=K, method="content", nhead=2, **options).double().eval()
+    assert model.encoder.body.input_size is model.decoder.body.input_size is None
+    source, target = torch.randint(17, (2, 131)), torch.randint(17, (2, 139))
+    mask = torch.arange(131) < torch.tensor([131, 71])[:, None]
+    with torch.no_grad():
+        out = model(source, target, mask)
+        torch.testing.assert_close(model(source[1:, :71], target[1:])[0], out[1])
+    assert model.generate(source, target[:, :1], max_new_tokens=2, src_mask=mask).shape == (2, 3)
+    weights = [p for name, p in model.named_parameters() if "context_projection" in name or "cross.projection" in name]
+    assert len(weights) == (0 if options.get("cross_attention") else 1)
+
+
+def test_a_context_of_any_length_needs_slots_without_a_maximum():
+    message = r"context_channels=8 without context_size, for a context of any length, needs method='content' or cross_attention='full'"
+    with pytest.raises(ValueError, match=message):
+        Linformer(12, 8, 4, context_channels=8)
+    assert Linformer(12, 8, 4, context_channels=8, cross_attention="full").has_context
+    assert not Linformer(12, 8, 4).has_context
 
 
 @pytest.mark.parametrize("n", [1, BLOCK, 2 * BLOCK, 2 * BLOCK + 1])

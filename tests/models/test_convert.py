@@ -24,7 +24,9 @@ def same(a: torch.Tensor, b: torch.Tensor) -> None:
 )
 def test_lucidrains_stack(options: dict[str, Any]) -> None:
     theirs = lucidrains.Linformer(dim=CHANNELS, seq_len=N, depth=3, k=K, heads=HEADS, **options)
-    x = torch.randn(2, N, CHANNELS, requires_grad=True)  # their reversible stack needs one that wants a gradient
+    x = torch.randn(
+        2, N, CHANNELS, requires_grad=True
+    )  # their reversible stack needs an input that requires a gradient
     ours = from_lucidrains(theirs)
     same(ours(x), theirs(x))
     grads = [torch.autograd.grad(m(x).square().sum(), x)[0] for m in (ours, theirs)]

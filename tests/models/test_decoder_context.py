@@ -74,7 +74,7 @@ def test_a_context_that_does_not_fit_is_an_error():
         ):
             with pytest.raises(ValueError, match=message):
                 run(ids, **options)
-    with pytest.raises(ValueError, match=r"context_size.*or LinformerLM the context"):
+    with pytest.raises(ValueError, match=r"context_size.*or context= to LinformerLM"):
         model(ids)
     with pytest.raises(ValueError, match="a batch of 2, but a memory for a batch of 1"):
         model(ids, context=context[:1])

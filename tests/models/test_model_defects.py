@@ -1,4 +1,4 @@
-"""What the public models get wrong, shown on them, and that it is right here.
+"""Defects of another package, shown on its models, each with a test that ours do not have it.
 
 The peer is ``linformer_pytorch`` 0.19.3; its models are those that the seq2seq experiments inherit from.
 """
@@ -85,7 +85,7 @@ def test_padding_does_not_leak():
     net = peer.Linformer(**SIZES).eval()
     with torch.no_grad():
         padded = peer.Padder(net)(x)
-        # What it pads with has a say: another filler, another result.
+        # Its padding is not masked: another filler gives another result.
         assert not torch.allclose(net(other)[:, :11], padded, atol=1e-3)
     model, mask = Linformer(**SIZES).eval(), (torch.arange(16) < 11)[None]
     with torch.no_grad():
@@ -189,7 +189,7 @@ def test_a_parameter_is_used_in_one_place_only():
     assert len(list(net.named_parameters(remove_duplicate=False))) > len(list(net.parameters()))
 
 
-def test_masking_leaves_the_tensors_of_others_alone():
+def test_masking_does_not_change_the_callers_tensors():
     """The peer masks in place."""
     model, x, mask = make_stack({}), inputs(2, N), holes(2, N)
     before = copy.deepcopy((x.detach(), mask))

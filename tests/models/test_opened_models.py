@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from model_cases import assert_padding_has_no_influence
 from torch import nn
 
 from linformers import LinearMultiheadAttention, Linformer, LinformerEncDec, LinformerLM, stream
@@ -65,13 +66,7 @@ VARIANTS = [{}, {"local_window": BLOCK}, {"causal": True, "block_size": BLOCK}]
 
 @pytest.mark.parametrize("options", VARIANTS)
 def test_padding_equals_trimming_and_hides_everything(options):
-    model = make_stack(**options)
-    x, mask = torch.randn(2, 50, 16, dtype=D), torch.arange(50) < torch.tensor([50, 31])[:, None]
-    with torch.no_grad():
-        out = model(x, mask)
-        torch.testing.assert_close(out[1, :31], model(x[1:, :31])[0])
-        x[1, 31:] = torch.nan
-        torch.testing.assert_close(model(x, mask)[mask], out[mask], rtol=0, atol=0)
+    assert_padding_has_no_influence(make_stack(**options), torch.randn(2, 50, 16, dtype=D), real=31)
 
 
 @pytest.mark.parametrize("options", VARIANTS)
@@ -198,3 +193,9 @@ def test_refusals_say_what_to_do():
         stream(make_stack(), torch.randn(1, 40, 16, dtype=D))
     with pytest.raises(ValueError, match=r"open_slots must not be negative, got -1"):
         LinearMultiheadAttention(12, 3, method="mean", open_slots=-1)
+    with pytest.raises(ValueError, match=r"open_reach must be at least 1, got 0"):
+        LinearMultiheadAttention(12, 3, method="mean", open_slots=2, open_reach=0, causal=True)
+    with pytest.raises(ValueError, match=r"open_reach=5 has no meaning without open_slots"):
+        LinearMultiheadAttention(12, 3, method="mean", open_reach=5, causal=True)
+    with pytest.raises(ValueError, match=r"open_reach=5 has no meaning with causal=False"):
+        LinearMultiheadAttention(12, 3, method="mean", open_slots=2, open_reach=5)

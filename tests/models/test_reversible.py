@@ -10,7 +10,7 @@ from linformers.models import stack
 from linformers.models.reversible import run_reversible
 
 
-def two_streams(x, branches):
+def two_halves(x, branches):
     """The definition: the branches read one half and add to the other, in turn."""
     first = second = x
     for branch in branches:
@@ -25,7 +25,7 @@ def test_recomputing_gives_the_same_gradients(depth, wants):
     parameters = {f"{i}.{name}": p for i, m in enumerate(maps) for name, p in m.named_parameters()}
     x = torch.randn(3, 7, dtype=torch.float64, requires_grad=wants)
     tensors = list(parameters.values())
-    expected = outputs_and_gradients(lambda: [two_streams(x, maps)], {"x": x}, parameters)
+    expected = outputs_and_gradients(lambda: [two_halves(x, maps)], {"x": x}, parameters)
     for recompute in (True, False):
         found = outputs_and_gradients(lambda r=recompute: [run_reversible(x, maps, tensors, r)], {"x": x}, parameters)
         assert_close(found, expected)
@@ -43,7 +43,7 @@ def test_a_shared_parameter_gets_the_sum_of_its_gradients():
     x = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
     parameters = dict(shared.named_parameters())
     branches = [shared, shared, shared]
-    expected = outputs_and_gradients(lambda: [two_streams(x, branches)], {"x": x}, parameters)
+    expected = outputs_and_gradients(lambda: [two_halves(x, branches)], {"x": x}, parameters)
     found = outputs_and_gradients(
         lambda: [run_reversible(x, branches, list(shared.parameters()))], {"x": x}, parameters
     )
@@ -60,7 +60,7 @@ def test_tensors_that_are_not_leaves_get_their_gradients():
         return [run(x, [lambda y: y * memory, torch.tanh, lambda y: y.sin() * memory], memory)]
 
     named = {"x": x, "source": source}
-    expected = outputs_and_gradients(lambda: forward(lambda x, branches, memory: two_streams(x, branches)), named, {})
+    expected = outputs_and_gradients(lambda: forward(lambda x, branches, memory: two_halves(x, branches)), named, {})
     found = outputs_and_gradients(
         lambda: forward(lambda x, branches, memory: run_reversible(x, branches, [memory])), named, {}
     )
@@ -124,7 +124,7 @@ def test_reversible_gradients_equal_those_of_the_definition(name, masked):
 def run_plainly(model, x, mask):
     """The same two halves, without recomputing: what ``torch.autograd`` keeps."""
     recomputing = stack.run_reversible
-    stack.run_reversible = lambda x, branches, tensors, recompute: two_streams(x, branches)
+    stack.run_reversible = lambda x, branches, tensors, recompute: two_halves(x, branches)
     try:
         return run(model, x, mask)
     finally:

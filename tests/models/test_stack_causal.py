@@ -96,8 +96,8 @@ def test_steps_past_the_end_are_an_error():
     stack(x, state=state)
     with pytest.raises(ValueError, match=f"past position {N}, .*input_size"):
         stack.step(x[:, :1], state)
-    nobody = torch.zeros(2, dtype=torch.bool)
-    assert stack.step(x[:, :1], state, nobody).shape == (2, 1, CHANNELS)
+    none_continues = torch.zeros(2, dtype=torch.bool)
+    assert stack.step(x[:, :1], state, none_continues).shape == (2, 1, CHANNELS)
 
 
 @pytest.mark.parametrize("options", **by_name(CAUSAL, "causal, "))

@@ -2,32 +2,12 @@
 
 import pytest
 import torch
-from model_cases import (
-    by_name,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
+from allocations import Allocations
+from model_cases import by_name
 
 from linformers import Linformer
 
 # Law 9: the cost is linear
-
-
-class Largest(TorchDispatchMode):
-    """Records the largest tensor that any operation makes, and the sum of all; views of its arguments are not made."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = self.total = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        given = {x.untyped_storage().data_ptr() for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)}
-        for x in tree_iter(result):
-            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in given:
-                storage = x.untyped_storage().nbytes() // x.element_size()
-                self.largest, self.total = max(self.largest, storage), self.total + storage
-        return result
 
 
 def allocations(n, masked, **options):
@@ -36,7 +16,7 @@ def allocations(n, masked, **options):
     mask = (torch.arange(n) < n - 7)[None] if masked else None
     if masked:
         mask[0, n // 2] = False
-    with Largest() as made:
+    with Allocations() as made:
         model(x, mask).sum().backward()
     return made
 
@@ -84,7 +64,7 @@ def test_the_allocation_count_sees_full_attention():
     assert allocations(128, True, dim_k=8, attention="full", causal=True).largest >= 128 * 128
 
 
-# The example of the first system, as written
+# A long input, end to end
 
 
 def test_the_long_example():

@@ -126,7 +126,7 @@ def test_bad_input_is_an_error_that_names_the_argument():
 def test_memory_is_checked():
     stack = make_stack({"context_size": 7, "context_channels": 3})
     context = torch.randn(2, 7, 3, dtype=torch.float64)
-    with pytest.raises(ValueError, match="hand forward its memory"):
+    with pytest.raises(ValueError, match="pass memory= to forward"):
         stack(inputs(2, 5))
     with pytest.raises(ValueError, match=r"context of 8, .* at most context_size=7"):
         stack.memory(torch.randn(2, 8, 3, dtype=torch.float64))

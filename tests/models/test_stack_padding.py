@@ -66,7 +66,7 @@ def test_masked_content_has_no_influence(options, content):
 
 @pytest.mark.parametrize("options", **by_name(STACKS))
 def test_outputs_at_masked_positions_are_finite(options):
-    """They mean nothing, but a NaN there would spoil the gradients of a loss that multiplies them by zero."""
+    """They are undefined, but a NaN there would spoil the gradients of a loss that multiplies them by zero."""
     stack, x, mask = make_stack(options), inputs(3, 17), holes(3, 17)
     mask[2] = False
     x = x.detach().masked_fill(~mask[..., None], float("nan"))

@@ -1,4 +1,4 @@
-"""Law 5 of the stack: which layers share which projection, how many slots each has, and projections of the user's own."""
+"""Law 5 of the stack: which layers share which projection, how many slots each has, and user-defined projections."""
 
 import pytest
 import torch
@@ -97,10 +97,10 @@ def test_every_prefix_of_the_segments_covers_the_whole_sequence(k):
     assert max(gaps) <= 2 * 64 / k + 64 / 16
 
 
-# The user's own projections
+# User-defined projections
 
 
-def test_a_matrix_of_ones_own():
+def test_a_user_defined_matrix():
     matrix = torch.randn(N, 7, dtype=torch.float64)
     model = make_stack({"method": matrix})
     same = make_stack({})
@@ -119,7 +119,7 @@ def test_a_matrix_of_the_wrong_size_is_an_error(shape):
         make_stack({"method": torch.randn(shape)})
 
 
-def test_a_module_of_ones_own_in_a_causal_stack():
+def test_a_user_defined_module_in_a_causal_stack():
     class Halve(torch.nn.Module):
         def forward(self, x):  # (b, 4, d) -> (b, 2, d)
             return (x[:, ::2] + x[:, 1::2]) / 2

@@ -83,7 +83,7 @@ def test_chunks_from_several_processes_add_up() -> None:
     same(halves[0].content + halves[1].content, projection(x).content)
 
 
-def test_a_module_of_ones_own_cannot_be_given_chunks() -> None:
+def test_a_user_defined_module_cannot_run_in_chunks() -> None:
     own = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 6), torch.nn.Unflatten(1, (2, 3)))
     projection = make_projection(4, 2, method=own)
     x = torch.randn(1, 1, 4, 3)

@@ -64,7 +64,7 @@ def test_compiling_changes_nothing(name, masked):
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     expected, found = run_model(model, given, masks), run_model(compiled, given, masks)
     found = {key.replace("_orig_mod.", ""): value for key, value in found.items()}
-    if masked and name in ("causal lm", "encoder-decoder"):  # what comes out at a pad means nothing
+    if masked and name in ("causal lm", "encoder-decoder"):  # outputs at padding are undefined
         found["output 0"][1, :4] = expected["output 0"][1, :4] = 0.0
         found, expected = ({"output 0": x["output 0"]} for x in (found, expected))
     assert_close(found, expected)

@@ -44,7 +44,7 @@ def maps_of(layer):
 
 
 def run_both(layer, x, keep=None):
-    """What the layer gives, and what the loops give, with all gradients; at masked positions nothing is compared."""
+    """Outputs and all gradients of the layer and of the loops; masked positions are left out."""
     real = torch.ones(x.shape[:2], dtype=torch.bool) if keep is None else keep
     shorteners = [reference_shortener(layer.projection, part, WIDTH) for part in (0, 1)]
 

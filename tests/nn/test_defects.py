@@ -1,6 +1,6 @@
-"""What other implementations of Linformer get wrong, each as a test that this layer does not.
+"""Defects of other implementations of Linformer, each with a test that this layer does not have it.
 
-Where the other package is installed here, the test first shows the defect in it, so that it is known to find one.
+If the other package is installed, the test first shows the defect there, so that the test is known to find it.
 """
 
 import math
@@ -278,6 +278,6 @@ def test_masking_does_not_change_the_inputs():
 
 
 def test_weights_can_be_taken_to_another_k():
-    """Asked for in several trackers: weights for another k, and longer inputs."""
+    """A frequent request to these packages: weights for another k, and longer inputs."""
     layer = resample(make(), max_len=26, k=2 * K)
     assert attend(layer, inputs(26)).shape == (B, 26, D)

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from allocations import Allocations
 from comparison import (
     MASKS,
     METHODS,
@@ -25,8 +26,6 @@ from covering import covering
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from linformers import LinearMultiheadAttention
 
@@ -286,29 +285,13 @@ def test_longer_input_is_an_error_that_says_what_to_do(method):
 # Law 9: the cost is linear
 
 
-class Largest(TorchDispatchMode):
-    """Records the largest tensor that any operation makes, and the sum of all."""
-
-    def __init__(self):
-        super().__init__()
-        self.largest = self.total = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        for x in tree_iter(result):
-            if isinstance(x, torch.Tensor):
-                storage = x.untyped_storage().nbytes() // x.element_size()
-                self.largest, self.total = max(self.largest, storage), self.total + storage
-        return result
-
-
 def allocations(method, sharing, n, masked, need_weights):
     layer = LinearMultiheadAttention(
         E, 2, seq_len=n, proj_k=7, method=method, param_sharing=sharing, batch_first=True, dropout=0.0
     )
     x = torch.randn(1, n, E, requires_grad=True)
     mask = torch.arange(n)[None] >= n - 5 if masked else None
-    with Largest() as made:
+    with Allocations() as made:
         layer(x, x, x, key_padding_mask=mask, need_weights=need_weights)[0].sum().backward()
     return made
 
@@ -327,7 +310,7 @@ def test_nothing_of_size_n_times_n_is_allocated(method, sharing, masked, need_we
 
 def test_the_allocation_count_sees_full_attention():
     full, x = nn.MultiheadAttention(E, 2, batch_first=True), torch.randn(1, 97, E)
-    with Largest() as made:
+    with Allocations() as made:
         full(x, x, x)
     assert made.largest >= 97 * 97
 

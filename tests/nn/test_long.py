@@ -21,13 +21,13 @@ LENGTH = 11
 
 @pytest.fixture(autouse=True)
 def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eleven positions are long."""
+    """Chunks of two rows, so that eleven positions count as long."""
     for module in (linformers.nn.core, linformers.ops.cpu):
         monkeypatch.setattr(module, "rows_of_chunk", lambda channels: 2)
 
 
 class Calls(TorchDispatchMode):
-    """Records which functions are called."""
+    """Records the names of operations that are called."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def calls(run) -> list[str]:
 
 
 def by_hand(run) -> bool:
-    """Nothing else here has products that write where they are told to."""
+    """Whether hand-written gradients ran: nothing else here has products with an ``out`` argument."""
     return any(name in ("aten.mm.out", "aten.addmm.out") for name in calls(run))
 
 
@@ -95,7 +95,7 @@ SAVED = {"x": 18 + 3, "in_proj_weight": 18 + 2, "in_proj_bias": 0, "projection.w
 
 @pytest.mark.parametrize("frozen", SAVED)
 def test_what_is_frozen_gets_no_gradient(frozen, monkeypatch) -> None:
-    """Nor is one computed for it."""
+    """Its gradient is not even computed."""
     layer, x = make()
     tensors = {"x": x, **dict(layer.named_parameters())}
     everything = products(lambda: run(layer, x).sum().backward())
@@ -108,7 +108,7 @@ def test_what_is_frozen_gets_no_gradient(frozen, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_matrix_of_ones_own(trained, monkeypatch) -> None:
+def test_a_user_defined_matrix(trained, monkeypatch) -> None:
     matrix = torch.randn(13, 7, dtype=torch.float64)
     layer, x = make(method=nn.Parameter(matrix) if trained else matrix)
     compare(lambda: run(layer, x), {"x": x}, dict(layer.named_parameters()), monkeypatch)
@@ -158,7 +158,7 @@ def test_a_second_pass_over_a_kept_graph_is_the_same() -> None:
 
 
 def test_a_sum_of_outputs_has_gradients() -> None:
-    """Its gradient is one number, shown everywhere."""
+    """The gradient of a sum is one number, expanded to the shape of the output."""
     layer, x = make()
     gradients = torch.autograd.grad(run(layer, x).sum(), (x, *layer.parameters()))
     expected = torch.autograd.grad((run(layer, x) * torch.ones(3, LENGTH, 6)).sum(), (x, *layer.parameters()))
@@ -206,7 +206,7 @@ class Twice(Dense):
         return super().shorten(2 * x, keep, part, k)
 
 
-def test_whoever_looks_inside_is_not_left_out() -> None:
+def test_hooks_and_replaced_forwards_take_effect() -> None:
     layer, x = make()
     assert by_hand(lambda: run(layer, x))
     seen = []
@@ -255,7 +255,7 @@ def test_what_is_left_to_autograd() -> None:
         assert not by_hand(lambda made=made: run(*made))
 
 
-def test_gradients_within_autocast_of_a_pass_without() -> None:
+def test_a_backward_pass_inside_autocast_of_a_forward_pass_outside() -> None:
     layer, x = make(dtype=torch.float32)
     x = x.detach().float().requires_grad_()
     expected = torch.autograd.grad(run(layer, x).sum(), x)

@@ -1,4 +1,4 @@
-"""``LinearMultiheadAttention``: projections of the user's own, and arguments that are errors."""
+"""``LinearMultiheadAttention``: user-defined projections, and arguments that are errors."""
 
 import inspect
 
@@ -16,7 +16,7 @@ def detached(*tensors):
     return tuple(x.detach() for x in tensors)
 
 
-# The user's own projections
+# User-defined projections
 
 
 def own_projections():
@@ -100,7 +100,7 @@ def test_own_module_keeps_masked_content_out():
 
 
 @pytest.mark.parametrize("handed", ["projection", "method"])
-def test_a_default_that_is_said_counts_like_any_other_number(handed):
+def test_a_default_value_that_is_given_counts_like_any_other(handed):
     lent = torch.zeros(13, 7)
     assert LinearMultiheadAttention(E, 2, **{handed: lent}).seq_len == 13
     for name, default, own in (("seq_len", 512, 13), ("proj_k", 128, 7)):
@@ -109,7 +109,7 @@ def test_a_default_that_is_said_counts_like_any_other_number(handed):
         with pytest.raises(ValueError, match=rf"{name}={default}, but the given projection has {own}"):
             LinearMultiheadAttention(E, 2, **{handed: lent, name: default})
     plain = LinearMultiheadAttention(E, 2)
-    with pytest.raises(ValueError, match="seq_len=512, but"):  # what a layer says of itself is a plain number
+    with pytest.raises(ValueError, match="seq_len=512, but"):  # a layer's attribute is a plain number, not a default
         LinearMultiheadAttention(E, 2, **{handed: lent}, seq_len=plain.seq_len)
 
 

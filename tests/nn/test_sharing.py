@@ -174,7 +174,7 @@ DDP = """
 
 
 def test_two_processes_have_the_gradients_of_one(tmp_path):
-    """Whatever is shared, and at any length: what one process does not use, it waits for."""
+    """For every sharing mode and at any length: DDP waits forever for the gradient of a parameter that one process does not use."""
     script = tmp_path / "ddp.py"
     script.write_text(textwrap.dedent(DDP))
     here = str(Path(__file__).parent)

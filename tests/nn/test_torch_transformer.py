@@ -11,7 +11,7 @@ from linformers import LinearMultiheadAttention
 
 B, MAX_LEN, K, DEPTH = 3, 13, 5, 2
 LENGTHS = torch.tensor([7, 11, 2])
-# torch says so of nested tensors wherever it makes one, also with its own attention
+# torch warns of nested tensors, also with its own attention
 pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 
 
@@ -152,7 +152,7 @@ def test_single_encoder_layer_in_eval(heads, grad):
 
 
 def test_torch_really_would_bypass_a_look_alike():
-    """What the layer is protected from: with this flag torch runs full attention on its weights."""
+    """The layer is protected from this: with this flag torch runs full attention on its weights."""
     layer = torch_layer(2).eval()
     layer.self_attn = attention(2)
     x = torch.randn(B, 11, 4, dtype=torch.float64)

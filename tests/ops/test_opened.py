@@ -4,23 +4,23 @@ import pytest
 import reference_opened
 import torch
 from comparison import assert_close, outputs_and_gradients
+from opened_cases import PATTERNS, attend_means
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from linformers.ops import opened, opened_cpu, opened_parts
 from linformers.ops.gathered import attend_gathered, choose
-from linformers.ops.opened import Opening, attend_opened
+from linformers.ops.opened import Opening
 from linformers.ops.seen import block_owners, find_segments, kept_segments, see_at, segment_means, segment_owners
 
 B, H, D = 2, 2, 5
 MASKS = ("none", "trailing", "holes", "empty row")
-PATTERNS = ("all", "causal", "window")
 N, C, R, K = 23, 4, 2, 7  # a window of 4 or segments of 3 or 4 positions: some reach across the edges of blocks
 
 
 @pytest.fixture(autouse=True, params=["gathered", "masked", "tiles", "tiles in chunks"])
 def form(request, monkeypatch):
-    """Each form, that of tiles also with few queries, units and slots at a time."""
+    """Each implementation; the one with tiles also with few queries, units and slots at a time."""
     name, tiles = request.param.split()[0], opened._form
     monkeypatch.setattr(opened, "SHORT", 0)
     monkeypatch.setattr(opened, "_form", lambda *args: tiles(*args) if name == opened.TILES else name)
@@ -61,9 +61,7 @@ def make_inputs(kv_heads: int = H, n: int = N, h: int = H, **options) -> dict[st
 def run(inputs: dict[str, Tensor], opening: Opening, slots: int, weights: bool = False, **options):
     """From exact keys alone: slots are their means."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    segments = find_segments(opening.owner, slots, opening.width)
-    means = segment_means(k, segments), segment_means(v, segments)
-    out, shown, choice = attend_opened(q, k, v, *means, opening, need_weights=weights, **options)
+    out, shown, choice = attend_means(q, k, v, opening, slots, need_weights=weights, **options)
     return (out, shown, choice) if weights else (out, choice)
 
 
@@ -314,7 +312,7 @@ def test_step_by_step_equals_the_parallel_pass(mask, reach):
         for t in range(max(0, position + 1 - kept), position + 1):
             k[:, :, place[t]], v[:, :, place[t]] = inputs["k"][:, :, t], inputs["v"][:, :, t]
             there[:, place[t]] = real[:, t]
-        k, v = (x.nan_to_num(1e3) for x in (k, v))  # nothing reads what is not there
+        k, v = (x.nan_to_num(1e3) for x in (k, v))  # places that hold no token are never read
         held = kept_segments(there, segments.tokens.expand(B, -1), block=C, slots_per_block=R)
         at = torch.full((B,), position)
         seen = see_at(k, v, there, at, held, block=C, slots_per_block=R, reach=reach)

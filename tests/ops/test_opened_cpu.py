@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+from allocations import Allocations
+from opened_cases import PATTERNS, attend_means
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from linformers.ops import opened
-from linformers.ops.opened import Opening, attend_opened
-from linformers.ops.seen import block_owners, find_segments, segment_means, segment_owners
-
-PATTERNS = ("all", "causal", "window")
+from linformers.ops.opened import Opening
+from linformers.ops.seen import block_owners, segment_owners
 
 
 def attend(pattern, q, k, v, keep=None, width=8, block=16, m=3, choice=None, reach=None):
@@ -21,9 +20,7 @@ def attend(pattern, q, k, v, keep=None, width=8, block=16, m=3, choice=None, rea
         slots = -(-n // width)
         owner = segment_owners(n, slots * width, slots, keep, device)
         opening = Opening(owner, width, m, block if pattern == "window" else 0)
-    segments = find_segments(opening.owner, slots, width)
-    means = segment_means(k, segments), segment_means(v, segments)
-    out, _, choice = attend_opened(q, k, v, *means, opening, choice=choice)
+    out, _, choice = attend_means(q, k, v, opening, slots, choice=choice)
     return out, choice
 
 
@@ -94,7 +91,7 @@ def test_the_choice_of_its_chunks_does_not_depend_on_later_queries(monkeypatch):
         assert torch.equal(same[..., : choice.shape[-1]], choice[:, :, :n])
 
 
-def test_gradients_that_nobody_wants_are_none(monkeypatch):
+def test_gradients_that_are_not_needed_are_not_computed(monkeypatch):
     monkeypatch.setattr(opened, "SHORT", 0)
     q, k, v = make(300)
     (gradient,) = torch.autograd.grad(attend("all", q, k.detach(), v.detach())[0].sum(), [q])
@@ -119,31 +116,15 @@ def test_another_kernel_leaves_it_to_autograd(monkeypatch):
         first[0].square().sum().backward()
 
 
-class Largest(TorchDispatchMode):
-    """The most numbers of one tensor that an operation made."""
-
-    def __init__(self):
-        super().__init__()
-        self.numbers = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        for x in found if isinstance(found, (tuple, list)) else [found]:
-            if isinstance(x, torch.Tensor) and not x._is_view():
-                self.numbers = max(self.numbers, x.untyped_storage().nbytes() // x.element_size())
-        return found
-
-
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_nothing_is_larger_than_linear(pattern, monkeypatch):
     """At twice the length, with twice the slots, the largest tensor of a training step is twice as large, or of a chunk."""
     sizes = {}
     for n in (4096, 8192):
         inputs = make(n, h=1, g=1, b=1, dtype=torch.float32)
-        largest = Largest()
-        with largest:
+        with Allocations() as made:
             out, _ = attend(pattern, *inputs)
             out.sum().backward()
-        sizes[n] = largest.numbers
+        sizes[n] = made.largest
     assert sizes[8192] <= 2.1 * sizes[4096]
     assert sizes[8192] < 8192 * 8192 // 8 // 4  # a quarter of the scores of all slots

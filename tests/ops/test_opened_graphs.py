@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from opened_cases import PATTERNS, attend_means
 from torch import nn
 
-from linformers.ops.opened import Opening, attend_opened
-from linformers.ops.seen import block_owners, find_segments, segment_means, segment_owners
+from linformers.ops.opened import Opening
+from linformers.ops.seen import block_owners, segment_owners
 
-PATTERNS = ("all", "causal", "window")
 C, R, K, LONGEST, M = 4, 2, 7, 28, 2
 
 
@@ -26,9 +26,7 @@ class Opened(nn.Module):
         else:
             slots, block = K, C if self.pattern == "window" else 0
             opening = Opening(segment_owners(n, LONGEST, K, keep, device), LONGEST // K, M, block)
-        segments = find_segments(opening.owner, slots, opening.width)
-        means = segment_means(k, segments), segment_means(v, segments)
-        found = attend_opened(q, k, v, *means, opening, need_weights=self.weights)
+        found = attend_means(q, k, v, opening, slots, need_weights=self.weights)
         return tuple(x for x in found if x is not None)
 
 

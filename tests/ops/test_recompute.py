@@ -67,7 +67,7 @@ def test_gradients_belong_to_the_dropout_of_the_forward_pass(options: dict) -> N
     torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-5, atol=1e-5)
 
 
-def test_chunks_to_recompute_and_of_what_is_random() -> None:
+def test_chunks_of_recomputed_and_of_random_functions() -> None:
     sizes: list[int] = []
 
     def square(x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ def make_attention(sharing="kv", heads=4, kv_heads=2, block=0, causal=False, slo
 
 
 def by_loops(layer, x, keep=None):
-    """What the loops make of the layer's own weights."""
+    """The output of the loops, with the parameters of the layer."""
     heads = [
         to(x).unflatten(-1, (count, -1)).transpose(1, 2)
         for to, count in ((layer.q_proj, layer.heads), (layer.k_proj, layer.kv_heads), (layer.v_proj, layer.kv_heads))
@@ -117,7 +117,7 @@ def test_a_query_of_zero_gives_the_mean_of_the_values(block, causal):
 @pytest.mark.parametrize("gap", [50.0, 100.0, 200.0, 1e4])
 @pytest.mark.parametrize("sharing", ["none", "kv"])
 @pytest.mark.parametrize(("block", "causal"), [(0, False), (BLOCK, False), (BLOCK, True)])
-def test_slots_that_hardly_any_token_chose_leave_no_trace(gap, sharing, block, causal):
+def test_slots_that_hardly_any_token_chose_take_no_part(gap, sharing, block, causal):
     """In float32, where a division by their count would give infinite gradients."""
     layer = make_attention(sharing, block=block, causal=causal).float()
     few = make_attention(sharing, block=block, causal=causal, slots=2).float()
@@ -163,7 +163,7 @@ def test_there_is_no_longest_input():
 
 
 @pytest.mark.parametrize(("sharing", "count"), [("none", 3 * 2), ("headwise", 3), ("kv", 3), ("layerwise", 1)])
-def test_sharing_is_real(sharing, count):
+def test_shared_weights_are_stored_once(sharing, count):
     model = Linformer(20, 8, K, depth=3, nhead=2, method="content", parameter_sharing=sharing)
     found = [m for m in model.modules() if isinstance(m, Content)]
     assert sum(m.count for m in found) == count

@@ -10,9 +10,6 @@ from linformers import LinearMultiheadAttention, make_projection, resample
 SEGMENT_METHODS = ("convolution", "mean", "max")
 
 
-# Resampling
-
-
 def smooth(positions, k):
     """Columns that change slowly over the positions, between 0 and 1."""
     phase = torch.arange(1, k + 1, dtype=torch.float64)
@@ -97,7 +94,7 @@ def test_pooling_is_resampled_by_its_sizes(method):
 def test_resampled_layer_runs_trains_and_saves(method, dtype):
     layer = LinearMultiheadAttention(E, 2, seq_len=13, proj_k=7, method=method, dtype=dtype)
     x = torch.randn(13, 2, E, dtype=dtype)
-    layer(x, x, x)[0].sum().backward()  # a gradient of the old shape is about
+    layer(x, x, x)[0].sum().backward()  # a gradient of the old shape is left from before
     assert resample(layer, max_len=29, k=11) is layer
     assert (layer.seq_len, layer.proj_k) == (29, 11)
     x = torch.randn(29, 2, E, dtype=dtype)

@@ -83,7 +83,7 @@ def test_what_is_damaged_or_has_a_successor_is_not_put_back(tmp_path):
 
 
 def test_a_checkpoint_that_was_being_removed_stays_away(tmp_path, monkeypatch):
-    """It is whole until its first file is gone, and was not wanted any more."""
+    """A checkpoint that is being removed is complete until its first file is gone, and must not be restored."""
     from linformers.training import checkpoints
 
     for step in (3, 6):

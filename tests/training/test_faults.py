@@ -141,7 +141,7 @@ def test_options_for_text_with_prepared_data(data, tmp_path, changes):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-def test_a_saved_run_with_an_option_that_had_no_effect_goes_on(data, tmp_path):
+def test_a_saved_run_with_an_option_that_had_no_effect_continues(data, tmp_path):
     run("mlm", data["mlm"], tmp_path / "run", max_steps=1)
     path = tmp_path / "run" / "config.json"
     about = json.loads(path.read_text())

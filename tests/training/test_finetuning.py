@@ -1,4 +1,4 @@
-"""The usual options of fine-tuning: epochs, early stopping, weights of classes, smoothing, hidden tokens, several classes a text."""
+"""The usual options of fine-tuning: epochs, early stopping, weights of classes, smoothing, hidden tokens, several classes per text."""
 
 import json
 import random
@@ -56,8 +56,8 @@ def test_a_classifier_stops_early_and_old_runs_do_not(labelled, tmp_path):
     out = tmp_path / "run"
     options = {"learning_rate": 0.5, "warmup": 0.0, "schedule": "constant", "max_steps": 40, "eval_steps": 1}
     results = run("classify", labelled, out, **options)
-    looks = [row for row in load_run(out).metrics if row["part"] == "validation"]
-    assert results["step"] == min(looks, key=lambda row: row["loss"])["step"] == looks[-1]["step"] - 3
+    evaluations = [row for row in load_run(out).metrics if row["part"] == "validation"]
+    assert results["step"] == min(evaluations, key=lambda row: row["loss"])["step"] == evaluations[-1]["step"] - 3
     config = json.loads((out / "config.json").read_text())
     del config["settings"]["patience"]
     (out / "config.json").write_text(json.dumps(config))
@@ -160,8 +160,8 @@ def test_texts_with_several_classes(name, several, tmp_path):
         ({"task": "mlm", "long": "windows"}, "--long windows is for --task classify, and the task is mlm"),
         ({"task": "classify", "token_dropout": 1.0}, r"--token-dropout must be from 0 to less than 1, got 1\.0"),
         ({"task": "classify", "epochs": 0.0}, r"--epochs must be more than 0, got 0\.0"),
-        ({"freeze_body": True}, "--freeze-body is about the weights that --from brings along; give --from"),
-        ({"source": "a", "freeze_body": True, "body_rate": 0.5}, "--freeze-body trains nothing of the body"),
+        ({"freeze_body": True}, "--freeze-body applies to the weights that --from loads; give --from"),
+        ({"source": "a", "freeze_body": True, "body_rate": 0.5}, "--freeze-body does not train the body"),
         ({"task": "classify", "label_separator": ""}, "--label-separator is empty"),
     ],
 )

@@ -197,7 +197,7 @@ def test_sources_and_options_that_make_no_sense(source, changes, message, source
 
 
 def test_data_has_the_tokeniser_of_the_source(sources, labelled, tmp_path):
-    message = r"was prepared with another tokeniser than .*mlm has.*linformers prepare \.\.\. --tokenizer .*final"
+    message = r"was prepared with another tokeniser than that of .*mlm.*linformers prepare \.\.\. --tokenizer .*final"
     with pytest.raises(ValueError, match=message):
         fine(sources / "mlm", labelled, tmp_path / "run")
     bare = tmp_path / "bare"
@@ -226,7 +226,7 @@ def test_a_source_with_another_tokeniser_fails_before_text_is_prepared(tokens, m
 def test_nothing_to_train_is_refused(sources, text, tmp_path):
     with pytest.raises(ValueError, match="--freeze-body leaves nothing to train"):
         fine(sources / "mlm", text, tmp_path / "run", task="mlm", freeze_body=True)
-    with pytest.raises(ValueError, match=r"--body-rate 0\.1 is about the weights that --from brings along"):
+    with pytest.raises(ValueError, match=r"--body-rate 0\.1 applies to the weights that --from loads"):
         train(Settings(body_rate=0.1), tmp_path / "run", progress=False)
 
 

@@ -1,4 +1,4 @@
-"""What a refused or interrupted command leaves behind: nothing that changes a run, or that stands in the way of the right command."""
+"""A refused or interrupted command leaves nothing that changes a run, or that blocks the corrected command."""
 
 import json
 import shutil
@@ -127,7 +127,7 @@ def test_preparing_that_was_interrupted_begins_again_with_another_option(end, te
 
 
 def test_a_run_without_a_checkpoint_begins_again(data, text_file, tmp_path):
-    """As after a process that ran out of memory; what is not said again is as it was."""
+    """As after a process that ran out of memory; options that are not given again are kept."""
     out = tmp_path / "run"
     with crash_at(1):
         run("clm", text_file, out, vocab_size=280, tie=True)

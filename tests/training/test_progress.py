@@ -1,4 +1,4 @@
-"""How long a training takes is said after its first updates, and on every line."""
+"""The time of a training is estimated after its first updates, and every line has the time left."""
 
 import io
 
@@ -29,7 +29,7 @@ def told(clock, times, steps=1000, first=0, evaluations=0.0):
 def test_the_first_updates_say_how_long_all_take(clock):
     assert told(clock, [9.0, 2.0]) == []  # not enough of them
     (line,) = told(clock, [9.0, 2.0, 2.0, 2.0, 2.0, 2.0])  # the first is not like the others
-    assert line == ("about 33 min for 996 updates of 2 s on this machine; Ctrl-C saves, and the same command goes on")
+    assert line == ("about 33 min for 996 updates of 2 s on this machine; Ctrl-C saves, and the same command continues")
     (line,) = told(clock, [9.0, 2.0, 50.0, 2.0, 2.0], evaluations=0.5)  # one of them with an evaluation after it
     assert line.startswith("about 50 min for 996 updates of 2 s and evaluations on this machine")
     (line,) = told(clock, [0.1] * 30, first=500)

@@ -39,7 +39,7 @@ def test_a_crash_changes_nothing(task, accumulation, data, tmp_path):
 
 
 @pytest.mark.parametrize("task", ["mlm", "seq2seq"])
-def test_a_run_from_before_a_setting_goes_on(task, data, tmp_path):
+def test_a_run_from_before_a_setting_continues(task, data, tmp_path):
     run(task, data[task], tmp_path / "whole")
     with crash_at(4):
         run(task, data[task], tmp_path / "stopped")
@@ -61,7 +61,7 @@ def test_several_epochs_and_workers_read_the_same(data, tmp_path):
     assert weights(tmp_path / "stopped") == weights(tmp_path / "whole")
 
 
-def test_an_interruption_is_saved_and_says_how_to_go_on(data, tmp_path, monkeypatch):
+def test_an_interruption_is_saved_and_says_how_to_resume(data, tmp_path, monkeypatch):
     from linformers.training.trainer import RunTrainer
 
     before = signal.getsignal(signal.SIGINT)  # a shell's background jobs ignore it

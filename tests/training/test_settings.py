@@ -29,6 +29,7 @@ def test_presets_fill_everything_in(preset, task):
         "source",
         "label_separator",
         "epochs",
+        "log_to",
     }
     causal = task in ("clm", "seq2seq")
     for name, value in dataclasses.asdict(filled).items():
@@ -53,7 +54,7 @@ def test_the_decoder_sees_its_source_as_the_settings_say(kind):
     settings = Settings(task="seq2seq", cross_attention=kind).filled()
     assert configuration(settings, Tokens(), []).cross_attention == kind
     short = configuration(Settings(task="seq2seq", n=64, k=16, target_n=16).filled(), Tokens(), [])
-    assert (short.proj_k, short.decoder_proj_k, short.cross_proj_k) == (16, 4, 16)  # the source is as long as ever
+    assert (short.proj_k, short.decoder_proj_k, short.cross_proj_k) == (16, 4, 16)  # the source keeps its length
     assert Settings(task="seq2seq").filled().cross_attention == "full"
 
 
@@ -118,9 +119,7 @@ def test_messages_speak_of_options():
 
 
 def test_every_option_that_a_model_checks_is_known_to_messages():
-    assert {field.name for field in dataclasses.fields(Shared)} - {"gated"} <= {
-        *SETTINGS.values()
-    }  # gated is yes or no
+    assert {field.name for field in dataclasses.fields(Shared)} <= set(SETTINGS.values())
 
 
 def test_a_saved_run_is_not_contradicted():

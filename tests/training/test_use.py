@@ -1,4 +1,4 @@
-"""What a run is good for: testing, generating, filling masks, classifying; and what it leaves behind."""
+"""Uses of a run: testing, generating, filling masks, classifying; and the files that it leaves."""
 
 import dataclasses
 import json
@@ -191,7 +191,7 @@ def test_wrong_uses(trained):
 
 
 def test_early_stopping_keeps_the_best(data, tmp_path):
-    """A rate so high that it gets worse; the weights are those of the best look, also when the end is repeated."""
+    """With a learning rate so high that the loss rises, the weights are those of the best evaluation, also if the end is repeated."""
     options = {
         "learning_rate": 0.3,
         "warmup": 0,
@@ -202,9 +202,9 @@ def test_early_stopping_keeps_the_best(data, tmp_path):
     }
     results = run("clm", data["clm"], tmp_path / "run", **options)
     opened = load_run(tmp_path / "run")
-    looks = [row for row in opened.metrics if row["part"] == "validation"]
-    best = min(looks, key=lambda row: row["loss"])
-    assert looks[-1]["step"] == best["step"] + 4 < 60
+    evaluations = [row for row in opened.metrics if row["part"] == "validation"]
+    best = min(evaluations, key=lambda row: row["loss"])
+    assert evaluations[-1]["step"] == best["step"] + 4 < 60
     assert results["step"] == best["step"]
     good = weights(tmp_path / "run")
     (tmp_path / "run" / "final" / "model.safetensors").unlink()

@@ -1,4 +1,4 @@
-"""What results say beside the baselines, and what to try when they are behind."""
+"""Results compared with their baselines in words, and what to try if a baseline is better."""
 
 import pytest
 from training_cases import run
@@ -25,7 +25,7 @@ def test_a_language_model_is_measured_by_its_perplexity():
     assert verdict({"task": "clm", "loss": 3.0}) == []
 
 
-def test_classes_are_measured_by_accuracy_and_certainty_is_named():
+def test_classes_are_measured_by_accuracy_and_overconfidence_is_named():
     words = {"name": "TF-IDF regression", "loss": 0.4, "perplexity": 1.5, "accuracy": 0.866}
     base = {"loss": 0.69, "perplexity": 2.0, "accuracy": 0.5}
     results = {"task": "classify", "loss": 1.2, "perplexity": 3.3, "accuracy": 0.633, "unseen": 0.4, "baseline": base}
@@ -47,11 +47,11 @@ def test_nothing_is_advised_that_the_run_had():
     had = {"patience": 3, "dropout": 0.1, "source": "run"}
     first, second = verdict({**results, "had": had})
     assert first.endswith("90.0 %; try more texts")
-    assert second.endswith("a lower --learning-rate or --label-smoothing 0.1 makes it less certain")
+    assert second.endswith("a lower --learning-rate or --label-smoothing 0.1 helps")
     first, second = verdict({**results, "had": {"patience": 0, "dropout": 0.0}})
     assert first.endswith("try --from a run that was trained on text (mlm), --patience 3 (it keeps the weights of the "
                           "best evaluation), --dropout 0.1, or more texts")  # fmt: skip
-    assert second.endswith("--patience 3 keeps the weights before that")
+    assert second.endswith("--patience 3 keeps the weights from before it became so")
     (said,) = verdict(text(5.0, 500.0, had={"source": "run"}))
     assert said.endswith("try more --max-steps, a larger --preset, or more text")
 
@@ -62,7 +62,7 @@ def test_results_say_what_the_run_had(data, tmp_path):
 
 
 def test_several_classes_are_measured_by_f1():
-    """Every pair of a text and a class that are apart counts for accuracy, also where nothing is found."""
+    """Accuracy also counts every pair of a text and a class that it does not have, so that it is high where nothing is found."""
     base = {"loss": 0.3, "perplexity": 1.3, "accuracy": 0.95, "f1": 0.0}
     results = {"task": "classify", "loss": 0.2, "perplexity": 1.2, "accuracy": 0.95, "f1": 0.6, "exact": 0.5}
     assert verdict({**results, "baseline": base}) == ["ahead of frequencies alone: f1 60.0 % against 0.0 %"]

@@ -66,11 +66,11 @@ def show_completion(shell: Literal["bash", "zsh", "fish"] = "bash") -> None:
 def launch(
     *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
     config: Annotated[
-        Path | None, Parameter(help="Options from a TOML or YAML file; what is typed counts more.")
+        Path | None, Parameter(help="Options from a TOML or YAML file; those on the command line take precedence.")
     ] = None,
     debug: Annotated[bool, Parameter(negative="", help="Show the traceback of an error.")] = False,
 ) -> int:
-    """Run one command, and turn its end into an exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run one command, and return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     console = Console(stderr=True)
     try:
         app.config = () if config is None else (Options(app, config),)

@@ -3,11 +3,12 @@
 import json as encoding
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from linformers.checks import at_least_one
+from linformers.data.examples import Long
 
 
 def classify(
@@ -16,12 +17,12 @@ def classify(
     file: Path | None = None,
     column: str | None = None,
     json: Annotated[bool, Parameter(negative="")] = False,
-    long: Literal["cut", "windows"] | None = None,
+    long: Long | None = None,
     batch_size: Annotated[int, Parameter(negative="")] = 32,
 ) -> None:
     """Predict the class of texts, with a run of the task classify.
 
-    Texts are arguments, lines of a file or of standard input, or JSON lines, whose other fields are printed again.
+    Texts are arguments, lines of a file or of standard input, or JSON lines, whose other fields are kept in the output.
 
     Example: linformers classify run "[MAX 2 9 [MIN 4 7 ] 0 ]"
 
@@ -36,15 +37,15 @@ def classify(
     texts
         Texts.
     file
-        A file with one on each line, or JSON lines (.jsonl).
+        A file with one text on each line, or JSON lines (.jsonl).
     column
-        The field with the text, of JSON lines; by default "text".
+        The field with the text, in JSON lines; by default "text".
     json
         Print one JSON object for each text, with the probabilities of all classes; always for JSON lines.
     long
         Texts that are longer than the model takes: cut them, or average the probabilities of windows; by default as in the run's test.
     batch_size
-        Texts of a batch.
+        Texts per batch.
     """
     from linformers.cli.progress import bar
     from linformers.cli.texts import read_rows

@@ -39,7 +39,7 @@ def compare(
         Settings, Parameter(name="*", name_transform=option_name, negative_iterable="", consume_multiple=True)
     ] = Settings(),  # noqa: B008 (it cannot be changed)
 ) -> None:
-    """Train several contenders with the same budget and several seeds, and draw and tabulate what they learn.
+    """Train several contenders with the same budget and several seeds, and write a table and figures of their scores.
 
     The base is Linformer attention with the settings below, which are those of `linformers train`. A contender differs from it in what
     its name says: full, none, k=32, sharing=kv, method=mean, n=512, or several with commas: full,n=512. With another n the batch
@@ -69,10 +69,10 @@ def compare(
     seeds
         How many runs each contender gets; 3, or 2 if quick.
     seconds
-        Give every cell this many seconds of training instead of --max-steps updates: the updates that fit are measured first, and kept
-        when the comparison goes on later.
+        Give every cell this many seconds of training instead of --max-steps updates. How many updates fit is measured first, and stays fixed
+        when the comparison is continued later.
     dry_run
-        Only show what would run, and how long it may take.
+        Only show what would run, and an estimate of the time.
     quick
         A tiny model and few updates: ends within a few minutes; the scores are not meaningful.
     """
@@ -100,7 +100,7 @@ def compare(
     if quick and not names:
         names = [name for name in QUICK_CONTENDERS if "sharing" in axes or "sharing" not in name]
     cells = plan(base, names, count if count is not None else 2 if quick else 3)
-    # Raises an error if this directory holds something else.
+    # Raises an error if the directory holds something other than this comparison.
     known: dict[str, int] = merged_plan(out, base, cells, seconds).get("updates", {})
     cells = [with_updates(cell, known.get(cell.contender.name)) for cell in cells]
     clock = new_clock(base, seconds)
@@ -165,7 +165,7 @@ def in_time(cells: "Sequence[Cell]", seconds: float, out: Path, console: Console
 
 
 def prepared(cells: "Sequence[Cell]", base: Settings, out: Path, seconds: float | None) -> "list[Cell]":
-    """The cells with the data prepared once for all of them; the plan is written when it has been checked."""
+    """The cells, with data that is prepared once for all of them; the plan is written when the data has been checked."""
     import dataclasses
 
     from linformers.experiments.runs import is_comparison
@@ -189,7 +189,7 @@ def prepared(cells: "Sequence[Cell]", base: Settings, out: Path, seconds: float 
 
 
 def overview(cells: "Sequence[Cell]", clock: "Clock", out: Path) -> Table:
-    """A table of the cells, what is done, and the estimated time of the rest."""
+    """A table of the contenders: their cells, how many are done, and the estimated time."""
     from linformers.experiments.clock import total
 
     left = [cell for cell in cells if not cell.finished(out)]
@@ -261,22 +261,21 @@ class Watcher:
     def begin(self, cell: "Cell") -> None:
         self.bar.update(self.task, description=f"{cell.name}: starting", completed=self.before)
 
-    def watch(self, cell: "Cell", state: Any) -> None:
+    def watch(self, cell: "Cell", progress: Any) -> None:
         from linformers.experiments.clock import total
 
         left = total(self.clock.seconds(other) for other in self.cells if not other.finished(self.out))
-        score = state.row.get("perplexity", state.row.get("loss"))
-        facts = f"step {state.step}/{cell.settings.max_steps}" + (f", {score:,.4g}" if score is not None else "")
-        text = f"{cell.name}: {facts}; all about {left}"
-        self.bar.update(self.task, description=text, completed=self.before + state.step)
+        score = progress.row.get("perplexity", progress.row.get("loss"))
+        facts = f"step {progress.step}/{cell.settings.max_steps}" + (f", {score:,.4g}" if score is not None else "")
+        text = f"{cell.name}: {facts}; about {left} for all"
+        self.bar.update(self.task, description=text, completed=self.before + progress.step)
 
     def done(self, cell: "Cell", problem: str | None, seconds: float) -> None:
-        from linformers.experiments.clock import duration
+        from linformers.training.progress import duration
 
         self.before += cell.settings.max_steps
         self.clock.learn(cell, self.out)
         self.bar.update(self.task, completed=self.before)
-        said = "done" if problem is None else f"failed: {problem}"
-        self.bar.console.print(
-            f"{cell.name}: {said} ({duration(seconds)})", markup=False, highlight=False, soft_wrap=True
-        )
+        end = "done" if problem is None else f"failed: {problem}"
+        line = f"{cell.name}: {end} ({duration(seconds)})"
+        self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)

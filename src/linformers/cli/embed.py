@@ -3,11 +3,12 @@
 import json as encoding
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from linformers.checks import at_least_one
+from linformers.data.examples import Long
 
 
 def embed(
@@ -17,10 +18,10 @@ def embed(
     file: Path | None = None,
     column: str | None = None,
     normalize: Annotated[bool, Parameter(negative="")] = False,
-    long: Literal["cut", "windows"] = "cut",
+    long: Long = "cut",
     batch_size: Annotated[int, Parameter(negative="")] = 32,
 ) -> None:
-    """Vectors of texts: the mean of the model's features over the tokens of each, as sentence-transformers does it.
+    """Embed texts: the vector of a text is the mean of the model's features over its tokens, as in sentence-transformers.
 
     Texts are arguments, lines of a file or of standard input, or JSON lines.
 
@@ -37,15 +38,15 @@ def embed(
     out
         A .npy file to write, one row for each text; by default JSON lines are printed.
     file
-        A file with one on each line, or JSON lines (.jsonl).
+        A file with one text on each line, or JSON lines (.jsonl).
     column
-        The field with the text, of JSON lines; by default "text".
+        The field with the text, in JSON lines; by default "text".
     normalize
         Give every vector the length 1.
     long
         Texts that are longer than the model takes: cut them, or average the vectors of windows.
     batch_size
-        Texts of a batch.
+        Texts per batch.
     """
     import numpy as np
 
@@ -70,8 +71,7 @@ def embed(
             tell=notes.append,
         )
     for note in notes:
-        said = note.replace("long='windows'", "--long windows")
-        print(f"note: {said}", file=sys.stderr)
+        print("note:", note.replace("long='windows'", "--long windows"), file=sys.stderr)
     if out is None:
         for i, vector in enumerate(vectors.tolist()):
             row = {"text": given[i]} if rows is None else rows[i]

@@ -1,24 +1,25 @@
 """``linformers evaluate``: the scores of a run on held-out text."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from linformers.checks import at_least_one, not_negative
+from linformers.data.records import Part
 
 
 def evaluate(
     run: Path,
     *,
-    part: Literal["test", "validation", "train"] = "test",
+    part: Part = "test",
     limit: Annotated[int | None, Parameter(negative="")] = None,
     batch_size: Annotated[int | None, Parameter(negative="")] = None,
     samples: Annotated[int, Parameter(negative="")] = 3,
     quick: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
-    """Perplexity and accuracy of a run, beside those of baselines that only count; for classify also a report by class.
+    """Test a run: perplexity and accuracy, beside those of count-based baselines; for classify also a report by class.
 
     Writes results.json (results-PART.json for another part) into the run.
 
@@ -33,11 +34,11 @@ def evaluate(
     part
         Which part of its data.
     limit
-        Test on this many batches only, beside the frequencies alone, and write nothing.
+        Test on this many batches only, with the token frequencies as the only baseline, and write nothing.
     batch_size
-        Examples of a batch; by default as in training.
+        Examples per batch; by default as in training.
     samples
-        How many examples to show, with what the model predicts.
+        How many examples to show, with the model's predictions.
     quick
         The same as --limit 10.
     """

@@ -31,7 +31,7 @@ def fill_mask(
     texts
         Texts with masks.
     file
-        A file with one on each line.
+        A file with one text on each line.
     top
         How many predictions for each mask.
     json

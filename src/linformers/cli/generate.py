@@ -27,7 +27,7 @@ def generate(
     """Continue prompts with a run of the task clm, or transform source texts with one of seq2seq.
 
     Text is printed as it is generated. Prompts are arguments, lines of a file, or lines of standard input. A clm run samples, because greedy
-    decoding soon repeats itself; the same --seed gives the same text. A seq2seq run, and --beams, take the likeliest.
+    decoding soon repeats itself; the same --seed gives the same text. A seq2seq run, and beam search, take the likeliest text.
 
     Example: linformers generate run "The for statement" --temperature 0.7 --seed 3
 
@@ -42,7 +42,7 @@ def generate(
     prompts
         Texts to begin with.
     file
-        A file with one on each line.
+        A file with one prompt on each line.
     max_new_tokens
         The most tokens to generate; by default 64, or the longest target.
     greedy
@@ -59,7 +59,7 @@ def generate(
         Random seed of sampling.
     """
     from linformers.cli.texts import read_texts
-    from linformers.training import generate as say
+    from linformers.training import generate as continued
     from linformers.training import load_run
     from linformers.training.inference import check_choice
 
@@ -85,7 +85,7 @@ def generate(
     for prompt in given:
         if opened.task == "clm":
             show(prompt)
-        said = say(
+        texts = continued(
             opened,
             [prompt],
             max_new_tokens=max_new_tokens,
@@ -96,4 +96,4 @@ def generate(
             seed=seed,
             show=show if beams == 1 else None,
         )
-        show("\n" if beams == 1 else said[0] + "\n")
+        show("\n" if beams == 1 else texts[0] + "\n")

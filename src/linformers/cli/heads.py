@@ -22,8 +22,8 @@ def heads(
 ) -> None:
     """Draw the attention weights of all heads and layers of a run for one text, and what each slot gathers.
 
-    Slots that a query opened are blue. With content slots there is a second figure, with the number of tokens that each slot holds and which tokens chose
-    it; for a causal model, as its last position sees them.
+    Slots that a query opened are blue. With content slots there is a second figure, of how many tokens and which tokens are assigned to each
+    slot; for a causal model, as its last position sees them.
 
     Example: linformers heads runs/mlm
 

@@ -65,23 +65,23 @@ def linearize(
         Keep the learned positions, which bound max_len; or stretch them over longer inputs by interpolation. Inputs of every length then
         change: distil or fine-tune the model afterwards.
     method
-        Segment means; segment means with a correction to be trained; or "content", slots that tokens choose by their features, at random
-        until they are trained.
+        Segment means; segment means with a correction to be trained; or "content", slots to which tokens are assigned by their features,
+        randomly until it is trained.
     sharing
         Which trained projections are shared: "none", each head has its own; "headwise"; "kv", also for keys and values.
     local_window
-        Also see the exact keys of the own and the neighbouring blocks of this many positions.
+        Also see the exact keys of the query's own and the neighbouring blocks of this many positions.
     open_slots
         Each query sees the exact keys of this many of its best slots, instead of their means; with segment means. It needs no training. Start with 8, and
         k a quarter of max_len.
     layers
-        Replace only these, counted from 0.
+        Replace the attention of these layers only, counted from 0.
     calibration
         A text file, for k from the spectrum and for the fit.
     samples
-        How many passages of max_len tokens to take from it.
+        How many passages of max_len tokens to take from the calibration text.
     batch_size
-        How many of them to run at once.
+        How many passages to run at once.
     share
         The share of the singular values of attention that "spectrum" keeps.
     fit_steps
@@ -147,7 +147,7 @@ def check_sizes(
 
 
 def check_open_slots(open_slots: int, method: str) -> None:
-    """Raise a ValueError where no slots can be opened."""
+    """Raise a ValueError if the slots of the method cannot be opened."""
     not_negative(**{"--open-slots": open_slots})
     if open_slots and method != "mean":
         raise ValueError(
@@ -173,7 +173,7 @@ def check_fit(k: str, method: str, calibration: Path | None, fit_steps: int) -> 
 
 
 def check_directory(directory: Path) -> None:
-    """Raise a ValueError for a directory without a model, and for models whose attention is linear already."""
+    """Raise a ValueError for a directory without a model, and for models whose attention is already linear."""
     path = directory / "config.json"
     if not path.is_file():
         raise ValueError(f"{directory} has no config.json; give a directory that save_pretrained wrote")

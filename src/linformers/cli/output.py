@@ -12,8 +12,8 @@ def check_new(out: Path) -> None:
     """Raise an error if a new directory cannot be made there; nothing is written.
 
     Raises:
-        ValueError: if there is something.
-        OSError: if the directory that it would be in cannot be written.
+        ValueError: if a file or a directory that is not empty is already there.
+        OSError: if its parent directory cannot be written.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ValueError(f"{out} is {'not empty' if out.is_dir() else 'a file'}; choose a new directory with --out")

@@ -1,12 +1,16 @@
 """``linformers prepare``: text files become a tokeniser and token sequences in three parts."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from linformers.data.files import Cutting
+from linformers.data.prepared import ABOUT
+from linformers.data.reading import Errors
+from linformers.data.records import Kind
 from linformers.training.options import spoken
 
 Size = Annotated[int | None, Parameter(negative="")]
@@ -34,7 +38,7 @@ QUICK_LISTOPS = {"train": 2_000, "validation": 200, "test": 200, "min_length": 2
 def prepare(
     *sources: str,
     out: Path = Path("prepared"),
-    kind: Literal["text", "pairs", "labelled"] | None = None,
+    kind: Kind | None = None,
     targets: Several = None,
     validation: Several = None,
     test: Several = None,
@@ -48,9 +52,9 @@ def prepare(
     tokenizer: str | None = None,
     vocab_size: Size = None,
     lowercase: Flag = False,
-    documents: Literal["auto", "file", "blocks", "lines"] = "auto",
+    documents: Cutting = "auto",
     document_size: Annotated[int, Parameter(negative="")] = 4000,
-    errors: Literal["strict", "replace", "ignore"] = "strict",
+    errors: Errors = "strict",
     shares: Annotated[tuple[float, float, float], Parameter(negative="")] = (0.8, 0.1, 0.1),
     seed: Annotated[int, Parameter(negative="")] = 0,
     sample: Annotated[int, Parameter(negative="")] = 64_000_000,
@@ -59,6 +63,8 @@ def prepare(
     listops_length: Annotated[tuple[int, int] | None, Parameter(negative="")] = None,
     listops_depth: Size = None,
     listops_args: Size = None,
+    shard: str | None = None,
+    join: Flag = False,
     overwrite: Flag = False,
     quick: Flag = False,
 ) -> None:
@@ -83,6 +89,10 @@ def prepare(
 
     Example: linformers prepare --dataset Salesforce/wikitext --dataset-config wikitext-2-raw-v1 --out prepared/wikitext
 
+    Example: linformers prepare crawl/ --tokenizer prepared/sample/tokenizer --shard 3/64 --out prepared/crawl
+
+    Example: linformers prepare --join --out prepared/crawl
+
     Parameters
     ----------
     sources
@@ -92,17 +102,17 @@ def prepare(
     kind
         text; pairs, of a source and a target; or labelled, documents with classes. By default inferred from the other options.
     targets
-        Files whose lines belong to those of the sources.
+        Files whose line i is the target of line i of the sources.
     validation
-        Files of the validation part, if it is not to be taken from the sources.
+        Files of the validation part; by default a share of the sources.
     test
-        Files of the test part, likewise.
+        Files of the test part; by default a share of the sources.
     column
         The column with the text, in tables and JSON lines; by default "text".
     label_column
         The column with the class; by default "label". In JSON lines it may hold a list of several.
     label_separator
-        What stands between the classes of a document that can have several, in tables.
+        The characters between the classes of a document that can have several, in tables.
     target_column
         The column with the target of a pair; by default "target".
     dataset
@@ -120,7 +130,7 @@ def prepare(
     documents
         How plain text is divided into documents: by file, into blocks (cut at paragraphs), or by lines. auto: by file if there are three or more.
     document_size
-        The fewest characters of such a document; it ends at the next paragraph.
+        The fewest characters of such a block, which ends at the next paragraph.
     errors
         What to do about invalid UTF-8: stop, replace it, or ignore it.
     shares
@@ -139,6 +149,10 @@ def prepare(
         The largest depth of an expression; by default 10.
     listops_args
         The most arguments of an operation; by default 10.
+    shard
+        Prepare one part of the files, i/N from 0/N to N-1/N; `rank` takes i and N from torchrun. It needs a --tokenizer that exists.
+    join
+        Make one directory of all shards of --out.
     overwrite
         Replace a directory that was prepared from other sources or with other options.
     quick
@@ -146,12 +160,20 @@ def prepare(
     """
     from linformers import data
     from linformers.cli.progress import bar
+    from linformers.data.shards import parse_shard, shard_directory
 
+    if join:
+        if sources or shard is not None:
+            raise ValueError("--join takes the shards of --out, and no sources or --shard")
+        show(data.join(out), reused=False)
+        return
+    part = None if shard is None else parse_shard(shard)
     sizes: dict[str, int] = dict(zip(data.PARTS, listops or (), strict=False))
     sizes |= dict(zip(("min_length", "max_length"), listops_length or (), strict=False))
     sizes |= {name: v for name, v in (("max_depth", listops_depth), ("max_args", listops_args)) if v is not None}
     generated = bool(sizes) or (kind == "labelled" and not sources and not dataset)
-    before = (out / "prepared.json").is_file() and not overwrite
+    places = [out] if part is None else [out, shard_directory(out, *part)]
+    before = any((place / ABOUT).is_file() for place in places) and not overwrite
     with bar() as progress:
         prepared = data.prepare(
             sources or None,
@@ -178,6 +200,7 @@ def prepare(
             seed=seed,
             sample=sample,
             limit=QUICK_CHARACTERS if limit is None and quick and not generated else limit,
+            shard=part,
             overwrite=overwrite,
             progress=progress,
         )
@@ -194,8 +217,7 @@ def show(prepared: Any, reused: bool) -> None:
     for part, counts in about["parts"].items():
         stem = part.removesuffix(".target")
         documents = prepared.documents(part) if stem == part else prepared.targets(stem)
-        longest = int(documents.lengths.max()) if len(documents) else 0
-        table.add_row(part, f"{counts['documents']:,}", f"{counts['tokens']:,}", f"{longest:,}")
+        table.add_row(part, f"{counts['documents']:,}", f"{counts['tokens']:,}", f"{documents.longest:,}")
     console.print(table)
     console.print(f"{prepared.vocab_size:,} tokens in the vocabulary", markup=False)
     if prepared.labels:
@@ -203,5 +225,5 @@ def show(prepared: Any, reused: bool) -> None:
         console.print(f"{len(prepared.labels)} classes: {shown}", markup=False)
     for note in prepared.notes:
         console.print(f"note: {note}", markup=False)
-    there = "was there already, made of the same: nothing to do" if reused else "is ready"
-    console.print(f"{prepared.directory} {there}", markup=False)
+    end = "already exists, made from the same sources and options; nothing to do" if reused else "is ready"
+    console.print(f"{prepared.directory} {end}", markup=False)

@@ -1,4 +1,4 @@
-"""A progress bar for work that reports what it does and how much of it is done."""
+"""A progress bar for work in several steps, each of which reports how much of it is done."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 @contextlib.contextmanager
 def bar() -> Iterator[Callable[[str, int, int | None], None]]:
-    """A function that shows the progress of each step on standard error, if that is a terminal."""
+    """Yields a function that shows the progress of each step on standard error, if that is a terminal."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
     console = Console(stderr=True)
     with Progress(

@@ -28,20 +28,20 @@ def quiet() -> None:
     if not terminal and "TORCH_LOGS" not in os.environ:
         for name in LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
-    if not sys.warnoptions:  # python -W and PYTHONWARNINGS ask for all of them
+    if not sys.warnoptions:  # python -W and PYTHONWARNINGS decide themselves which warnings are shown
         show_warnings(others=terminal)
 
 
 def show_warnings(others: bool) -> None:
     """Show the warnings of this package as one line each, once; those of others as usual, or not at all."""
-    before, said = warnings.showwarning, set[str]()
+    before, shown = warnings.showwarning, set[str]()
 
     def show(message: Any, category: type[Warning], filename: str, lineno: int, *rest: Any) -> None:
         if not warned_here():
             if others:
                 before(message, category, filename, lineno, *rest)
-        elif str(message) not in said:
-            said.add(str(message))
+        elif str(message) not in shown:
+            shown.add(str(message))
             print(f"warning: {message}", file=sys.stderr)
 
     warnings.showwarning = show  # type: ignore[assignment]

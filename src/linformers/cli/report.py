@@ -19,7 +19,7 @@ def report(*runs: Path, out: Path | None = None, models: bool = True) -> None:
     runs
         Runs of `linformers train`, finished or not, and directories of `linformers compare`.
     out
-        The file; by default report.html in the run, or in the current directory for several.
+        The file; by default report.html in the run, or in the current directory for several runs.
     models
         Also load the models of the runs, for their heads and, with full attention, the spectrum.
     """

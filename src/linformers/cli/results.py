@@ -31,7 +31,7 @@ def table(results: dict[str, Any]) -> Table:
 
 
 def show(results: dict[str, Any], console: Console) -> None:
-    """Print the table, and what it says in words."""
+    """Print the table, and a verdict in words."""
     console.print(table(results))
     for sentence in verdict(results):
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)

@@ -25,8 +25,8 @@ def spectrum(
 ) -> None:
     """Show the singular values of the attention matrices of a model, on real text, and suggest k for every layer.
 
-    The curves are those of the paper's Fig. 1: the share that the k largest singular values of a matrix have of the sum of all. It writes
-    spectrum.json and spectrum.png.
+    The curves are those of the paper's Fig. 1: the sum of the k largest singular values of a matrix as a share of the sum of all. The command
+    writes spectrum.json and spectrum.png.
 
     Example: linformers spectrum runs/full
 

@@ -12,10 +12,10 @@ Row = dict[str, Any]
 
 
 def read_texts(texts: tuple[str, ...], file: Path | None) -> list[str]:
-    """The given texts.
+    """The texts for a command: its arguments, or the lines of a file or of standard input.
 
     Raises:
-        ValueError: if there are none, or two ways were used.
+        ValueError: if there are none, or if both arguments and a file were given.
         OSError: if the file cannot be read.
     """
     if texts and file is not None:
@@ -38,12 +38,12 @@ def read_texts(texts: tuple[str, ...], file: Path | None) -> list[str]:
 
 
 def read_rows(texts: tuple[str, ...], file: Path | None, column: str | None) -> tuple[list[str], list[Row] | None]:
-    """The given texts and, if they are in JSON lines, the objects that they are in.
+    """The texts for a command and, if they are in JSON lines, the objects that contain them.
 
-    Lines are JSON if a column is named, or if the file is called so (.jsonl, .ndjson, .json).
+    Lines are read as JSON if a column is named, or if the name of the file ends in .jsonl, .ndjson or .json.
 
     Raises:
-        ValueError: if there are none, if a line is no JSON object, or has no text in the column.
+        ValueError: if there are none, if a line is not a JSON object, or has no text in the column.
         OSError: if the file cannot be read.
     """
     if texts and column is not None:

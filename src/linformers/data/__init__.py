@@ -12,6 +12,7 @@ from linformers.data.prepared import Prepared, load
 from linformers.data.python_docs import default_text
 from linformers.data.records import KINDS, PARTS, Kind, Part
 from linformers.data.several import several_baseline
+from linformers.data.shards import join
 from linformers.data.store import Documents
 from linformers.labels import IGNORED
 
@@ -34,6 +35,7 @@ __all__ = [
     "counted_baselines",
     "default_text",
     "frequency_baseline",
+    "join",
     "listops",
     "load",
     "prepare",

@@ -17,7 +17,7 @@ OLD = "-old"  # ends the name of what is being replaced
 
 
 def reuse(out: Path, mark: str, overwrite: bool) -> Prepared | None:
-    """The prepared directory at ``out``, if it was made from the same sources and options, or None if there is nothing.
+    """The prepared directory at ``out`` if it was made from the same sources and options; None if there is nothing, or it is to be replaced.
 
     Raises:
         ValueError: if something else is there.

@@ -10,7 +10,7 @@ from linformers.data.store import Documents
 from linformers.labels import IGNORED
 
 Counts = NDArray[np.int64]
-BLOCK = 1 << 22
+CHUNK = 1 << 22  # tokens that are counted at once
 
 
 def frequency_baseline(examples: Examples) -> dict[str, float]:
@@ -43,9 +43,8 @@ def training_counts(examples: Examples) -> Counts:
         return token_counts(prepared.documents("train"), prepared.vocab_size)
     if examples.task == "seq2seq":
         training = examples.of("train")
-        if (
-            prepared.kind == "pairs" or examples.noise == "spans"
-        ):  # targets are cut, or have masks between spans: count the labels
+        # Targets of pairs are cut, and those of spans have masks between them: the labels themselves are counted.
+        if prepared.kind == "pairs" or examples.noise == "spans":
             return asked_counts(training, prepared.vocab_size)
         counts = token_counts(prepared.documents("train"), prepared.vocab_size)
         counts[examples.special.end] += len(training)
@@ -57,10 +56,10 @@ def training_counts(examples: Examples) -> Counts:
 
 
 def token_counts(documents: Documents, size: int) -> Counts:
-    """How often each token occurs; read in blocks."""
+    """How often each token occurs; read in chunks."""
     counts = np.zeros(size, np.int64)
-    for begin in range(0, len(documents.tokens), BLOCK):
-        found = np.bincount(documents.tokens[begin : begin + BLOCK], minlength=size)
+    for begin in range(0, len(documents.tokens), CHUNK):
+        found = np.bincount(documents.tokens[begin : begin + CHUNK], minlength=size)
         if len(found) > size:
             raise ValueError(
                 f"found token {len(found) - 1}, but the vocabulary has {size} tokens; prepare the data again"

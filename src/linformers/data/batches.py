@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from linformers.checks import at_least_one
+from linformers.data import index
+from linformers.data.index import Column
 from linformers.labels import IGNORED
 
 POOL = 50  # number of batches whose examples are sorted together
@@ -31,10 +33,10 @@ def collate(
     Args:
         examples: of ``Examples``.
         pad_id: fills ``input_ids``.
-        start_id: add ``decoder_input_ids``, the labels shifted by one after this token; for sequence to sequence.
-        multiple: pad to a multiple of this length,
-        longest: but not beyond this length.
-        longest_target: the same for labels, if it differs.
+        start_id: add ``decoder_input_ids``: this token, then all labels but the last; for sequence to sequence.
+        multiple: pad to a multiple of this length.
+        longest: do not pad to more than this length, whatever ``multiple`` is.
+        longest_target: ``longest`` for the labels of sequence to sequence; None means ``longest``.
 
     Returns:
         ``input_ids`` and ``attention_mask`` ``(b, n)``; ``labels`` ``(b, n)`` or ``(b, t)``, padded with -100, or ``(b,)`` for classes, or ``(b, c)`` of 0 and 1 where
@@ -48,7 +50,7 @@ def collate(
     if np.ndim(labels[0]) == 0:
         batch["labels"] = torch.tensor(labels, dtype=torch.long)
         return batch
-    if np.asarray(labels[0]).dtype.kind == "f":  # which of several classes each has
+    if np.asarray(labels[0]).dtype.kind == "f":  # 1 for each class that a text has
         batch["labels"] = torch.from_numpy(np.stack(labels))
         return batch
     asked, _ = pad(labels, IGNORED, multiple, longest_target or longest)
@@ -77,8 +79,9 @@ def pad(
 class LengthBatches(torch.utils.data.Sampler[list[int]]):
     """Batches of examples of similar length; a pure function of the seed and the epoch.
 
-    Shuffled: examples are shuffled, those of some batches are sorted by length, and the batches are shuffled again. Otherwise all
-    are sorted by length.
+    With ``shuffle``, examples are shuffled, sorted by length within pools of several batches, and the batches are shuffled again.
+    Otherwise all examples are sorted by length. The order of more than four million examples is not kept in memory: each batch is computed
+    when it is read, and without ``shuffle`` they are sorted within pools only.
 
     Args:
         lengths: of the examples.
@@ -89,16 +92,17 @@ class LengthBatches(torch.utils.data.Sampler[list[int]]):
 
     def __init__(
         self,
-        lengths: NDArray[np.int64] | Sequence[int],
+        lengths: NDArray[np.int64] | Sequence[int] | Column,
         batch_size: int,
         *,
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
         at_least_one(batch_size=batch_size)
-        self.lengths = np.asarray(lengths)
+        self.lengths = lengths if isinstance(lengths, Column) else np.asarray(lengths)
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.epoch = 0
+        self._made: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None  # an epoch, its order, its batches
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch
@@ -107,17 +111,41 @@ class LengthBatches(torch.utils.data.Sampler[list[int]]):
         return -(-len(self.lengths) // self.batch_size)
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = self.order()
-        starts = np.arange(0, len(order), self.batch_size)
-        if self.shuffle:
-            starts = np.random.default_rng([self.seed, self.epoch, 1]).permutation(starts)
-        for start in starts:
-            yield order[start : start + self.batch_size].tolist()
+        epoch = self.epoch
+        return (self.batch(number, epoch) for number in range(len(self)))
 
-    def order(self) -> NDArray[np.int64]:
-        """All examples in order, similar lengths side by side."""
+    def batch(self, number: int, epoch: int) -> list[int]:
+        """The examples of one batch of an epoch."""
+        if len(self.lengths) > index.IN_MEMORY:
+            return self._computed(number, epoch)
+        if self._made is None or self._made[0] != epoch:
+            starts = np.arange(0, len(self.lengths), self.batch_size)
+            if self.shuffle:
+                starts = np.random.default_rng([self.seed, epoch, 1]).permutation(starts)
+            self._made = epoch, self._order(np.asarray(self.lengths[:]), epoch), starts
+        _, order, starts = self._made
+        found: list[int] = order[starts[number] : starts[number] + self.batch_size].tolist()
+        return found
+
+    def _order(self, lengths: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        """The indices of all examples, similar lengths next to each other."""
         if not self.shuffle:
-            return np.argsort(-self.lengths, kind="stable")
-        order = np.random.default_rng([self.seed, self.epoch, 0]).permutation(len(self.lengths))
+            return np.argsort(-lengths, kind="stable")
+        order = np.random.default_rng([self.seed, epoch, 0]).permutation(len(lengths))
         pool = np.arange(len(order)) // (POOL * self.batch_size)
-        return order[np.lexsort((self.lengths[order], pool))]
+        return order[np.lexsort((lengths[order], pool))]
+
+    def _computed(self, number: int, epoch: int) -> list[int]:
+        """The examples of one batch, without the order of all: only its pool is shuffled and sorted."""
+        count = len(self.lengths)
+        if self.shuffle:
+            number = int(index.shuffled(np.array([number]), len(self), [self.seed, epoch, 1])[0])
+        first = number // POOL * POOL * self.batch_size
+        pool = np.arange(first, min(count, first + POOL * self.batch_size))
+        if self.shuffle:
+            pool = index.shuffled(pool, count, [self.seed, epoch, 0])
+        lengths = np.asarray(self.lengths[pool])
+        order = pool[np.argsort(lengths if self.shuffle else -lengths, kind="stable")]
+        begin = number * self.batch_size - first
+        found: list[int] = order[begin : begin + self.batch_size].tolist()
+        return found

@@ -17,6 +17,7 @@ from linformers.data.python_docs import python_docs
 from linformers.data.reading import Errors
 from linformers.data.records import KINDS, Corpus, Kind, Part, with_parts
 from linformers.data.saved import is_saved_dataset, saved_dataset
+from linformers.data.shards import joined, shard_directory, shard_mark, units_of
 from linformers.data.split import Split, check_shares
 from linformers.data.vocabulary import SIZES, check_size, load_tokenizer, table_size, train_tokenizer
 from linformers.files.checked import read_bytes
@@ -48,32 +49,34 @@ def prepare(
     seed: int = 0,
     sample: int = 64_000_000,
     limit: int | None = None,
+    shard: tuple[int, int] | None = None,
     overwrite: bool = False,
     progress: Progress | None = None,
 ) -> Prepared:
     """Make a tokeniser of a corpus, and write its documents as tokens, in three parts.
 
-    Only the sample for the tokeniser is held in memory. The directory appears when it is complete. One that was made of the same sources
-    with the same options is reused.
+    Only the sample for the tokeniser is held in memory. The directory appears when it is complete. A directory that was made from the same
+    sources with the same options is reused. With ``shard``, several processes share the files; :func:`linformers.data.join` makes one directory
+    of what they wrote.
 
     Args:
         sources: files, folders and patterns, or one directory of ``datasets.save_to_disk``; None for Python's own documentation or, if labelled, ListOps.
         out: the directory to write.
         kind: ``"text"``, ``"pairs"`` or ``"labelled"``; None infers it from the other options.
-        targets: files whose lines belong to those of the sources.
-        validation: files of the validation part, if it is not to be taken from the sources.
-        test: files of the test part, likewise.
+        targets: files whose line i is the target of line i of the sources.
+        validation: files of the validation part; None takes a share of the sources.
+        test: files of the test part; None takes a share of the sources.
         column: the column with the text, of tables and JSON lines; "text" by default.
         label_column: the column with the class; "label" by default if the kind is labelled.
-        label_separator: what stands between the classes of a document that can have several, in tables; in JSON lines they may be a list.
+        label_separator: the characters between the classes of a document that can have several, in tables; in JSON lines they may be a list.
         target_column: the column with the target of a pair; "target" by default if the kind is pairs.
         dataset: the name of a dataset of the Hugging Face hub, in place of sources.
         dataset_config: which of its configurations.
         dataset_split: which of its splits.
-        listops: how many expressions of which size, in place of sources.
+        listops: generate ListOps expressions of these numbers and sizes, in place of sources.
         tokenizer: ``"bpe"``, ``"wordpiece"``, ``"words"``, ``"bytes"``, or a directory with a tokeniser; None means ``"bpe"``, and
             ``"words"`` for ListOps.
-        vocab_size: the most tokens.
+        vocab_size: the most tokens of a new vocabulary.
         lowercase: make everything lower case.
         documents: how plain text is divided into documents: ``"auto"``, ``"file"``, ``"blocks"`` or ``"lines"``.
         document_size: the fewest characters of a block.
@@ -82,8 +85,9 @@ def prepare(
         seed: of the split, and of ListOps.
         sample: the most characters to train the tokeniser on, spread over the training part.
         limit: read about this many characters only.
-        overwrite: replace a directory that was made of something else.
-        progress: called with what is being done, how much of it is done, and of how much.
+        shard: ``(i, N)``: write only shard i of N, from 0, into ``out/shards``; this needs the directory of a tokeniser.
+        overwrite: replace a directory that was made from other sources or with other options.
+        progress: called with the name of the work, how much of it is done, and how much there is in all, or None.
 
     Raises:
         ValueError: for options that contradict each other, and for text that cannot be used.
@@ -94,7 +98,7 @@ def prepare(
     layout = Layout(column, label_column, target_column, documents, document_size, errors, label_separator)
     if label_separator is not None and (kind != "labelled" or not label_separator):
         raise ValueError(
-            f"label_separator={label_separator!r} is what stands between the classes of labelled documents, and the kind is {kind!r}; "
+            f"label_separator={label_separator!r} separates the classes of labelled documents, and the kind is {kind!r}; "
             "leave it out, or give --kind labelled and a character such as ';'"
         )
     one_of("documents", documents, get_args(Cutting))
@@ -109,7 +113,9 @@ def prepare(
         sources, kind, layout, targets, listops, seed, (dataset, dataset_config, dataset_split) if dataset else None
     )
     held_out: dict[Part, Corpus] = {}
-    if isinstance(corpus, dict):  # a saved dataset with splits of its own; what is named counts more
+    if isinstance(
+        corpus, dict
+    ):  # a saved dataset with splits of its own; files that are named take precedence over them
         held_out = {part: one for part, one in corpus.items() if part not in ("train", *given)}
         corpus = corpus["train"]
     if given:
@@ -128,7 +134,7 @@ def prepare(
         "tokenizer": method if method in SIZES else tokenizer_identity(Path(method)),
         "vocab_size": vocab_size,
         "lowercase": lowercase,
-        # Directories of earlier versions are reused: they have no field for what they did not know.
+        # Left out where it is not used, so that directories of versions without this option are reused.
         "layout": {name: v for name, v in vars(layout).items() if name != "label_separator" or v is not None},
         "shares": list(split.shares),
         "seed": seed,
@@ -137,19 +143,41 @@ def prepare(
     }
     wanted = {"corpus": corpus.identity, "options": options}
     mark = hashlib.blake2b(json.dumps([VERSION, wanted], sort_keys=True).encode(), digest_size=16).hexdigest()
+    units: range | None = None
+    own: dict[str, Any] = {}
+    if shard is not None:
+        if method in SIZES or limit is not None:
+            raise ValueError(
+                "a shard needs the directory of a tokeniser (--tokenizer), and no limit: make the tokeniser first, of a part of the "
+                "text, with `linformers prepare ... --limit`"
+            )
+        if there := joined(out, mark):
+            return there
+        units, whole = units_of(corpus, *shard), mark
+        out, mark = shard_directory(out, *shard), shard_mark(mark, *shard)
     if there := reuse(out, mark, overwrite):
         return there
-    work = Work(corpus, kind, split, seed, limit, progress or (lambda what, done, total: None))
+    work = Work(corpus, kind, split, seed, limit, progress or (lambda what, done, total: None), units)
     with aside(out, mark, overwrite) as folder:
-        texts = work.survey(sample)
+        texts: list[str] = []
+        if shard is None:
+            texts = work.survey(sample)
+        else:
+            work.divide()
+        before = len(work.notes)
         made = make_tokenizer(method, texts, vocab_size, lowercase, work.notes)
         del texts
+        of_tokenizer = work.notes[before:]
         counts = work.write(made, folder)
+        if shard is not None:
+            notes = {"corpus": list(corpus.notes), "tokenizer": of_tokenizer}
+            own = {"shard": {"number": shard[0], "of": shard[1], "whole": whole, "notes": notes, **work.tally}}
         made.save_pretrained(folder / "tokenizer")
         about = {
             "version": VERSION,
             "fingerprint": mark,
             **wanted,
+            **own,
             "kind": kind,
             "name": corpus.name,
             "labels": work.labels,
@@ -199,7 +227,7 @@ def choose_corpus(
     seed: int,
     dataset: tuple[str, str | None, str] | None,
 ) -> Corpus | dict[Part, Corpus]:
-    """The corpus that the options ask for; of a saved dataset its parts."""
+    """The corpus that the options ask for; a saved dataset as its parts."""
     given = [
         name
         for name, value in (("sources", sources), ("a dataset of the hub", dataset), ("ListOps", listops))
@@ -241,7 +269,7 @@ def check_tokenizer(method: str, vocab_size: int | None, lowercase: bool) -> Non
 
 
 def make_tokenizer(method: str, texts: Iterable[str], vocab_size: int | None, lowercase: bool, notes: list[str]) -> Any:
-    """Train a tokeniser, or take the one of a directory."""
+    """Train a tokeniser, or load that of a directory."""
     if method in SIZES:
         return train_tokenizer(method, texts, vocab_size, lowercase)  # type: ignore[arg-type]
     tokenizer = load_tokenizer(Path(method))

@@ -1,4 +1,4 @@
-"""Baselines that count: what n-grams, neighbours or words of the training part predict, on exactly what a model is tested on.
+"""Count-based baselines: what n-grams, neighbours or words of the training part predict, at exactly the positions that a model is tested on.
 
 Axes: t tokens, q scored positions.
 """
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linformers.data.examples import Examples
+from linformers.data.index import total
 from linformers.data.neighbours import UNKNOWN, Neighbours
 from linformers.data.ngrams import NGrams
 from linformers.data.prepared import Prepared
@@ -31,7 +32,7 @@ CACHE = "baselines.json"  # in a prepared directory
 COUNTED = 5_000_000  # tokens that are counted, and that n-grams are tested on
 MASKED = 400_000  # masked tokens that neighbours are tested on
 READ = 20_000_000  # tokens of texts whose words are counted
-ORDER, ORDER_OF_BYTES, FEW = 5, 8, 1000  # longer grams for fewer different tokens
+ORDER, ORDER_OF_BYTES, FEW = 5, 8, 1000  # longer n-grams for vocabularies of fewer than 1,000 tokens, such as bytes
 OF_BASELINE = fields(
     {"name": text(), "loss": number(), "perplexity": number(0, finite=False), "accuracy": number(0, 1)},
     {"note": text()},
@@ -41,18 +42,18 @@ Tell = Callable[[str], None]
 
 
 def counted_baselines(examples: Examples, tell: Tell = lambda what: None) -> list[Baseline]:
-    """The scores of models that only count, on the scored positions of ``examples`` in epoch 0; the strongest of its task.
+    """The scores of the count-based baseline of a task, at the scored positions of ``examples`` in epoch 0.
 
-    For ``"clm"`` an interpolated n-gram model that sees the tokens before in the same block; for ``"mlm"`` what the two neighbours of a
-    token predict; for ``"classify"`` logistic regression on TF-IDF of words and pairs of words, over whole texts. Counts are those of the
-    training part alone; the validation part chooses the penalty of the regression. There is none for ``"seq2seq"``, for texts
-    with several classes, for the training part, and where all training texts have one class. Very large parts are sampled, which ``note`` says.
+    For ``"clm"`` an interpolated n-gram model that sees the preceding tokens of the same example; for ``"mlm"`` what the two neighbours of a
+    token predict; for ``"classify"`` logistic regression on TF-IDF of words and pairs of words, over whole texts. Only the training part is
+    counted; the validation part chooses the penalty of the regression. There is no baseline for ``"seq2seq"``, for texts
+    with several classes, for the training part, and where all training texts have one class. Very large parts are sampled; ``note`` then says so.
 
     The results are kept in the prepared directory, if it can be written.
 
     Args:
         examples: the examples that a model is tested on.
-        tell: called with what is being done, if it was not done before.
+        tell: called with a line about the work, unless its result was kept.
 
     Returns:
         ``{"name", "loss", "perplexity", "accuracy"}``, and ``"note"`` where something was sampled.
@@ -87,7 +88,7 @@ def identity(examples: Examples) -> str:
 
 
 def read_cache(directory: Path) -> dict[str, Baseline]:
-    """The results of before; none if the file is not there or damaged."""
+    """The results that were kept; none if the file is missing or damaged."""
     try:
         found = read_object(directory / CACHE)
         named(OF_BASELINE)(found, "")
@@ -105,13 +106,13 @@ def by_ngrams(examples: Examples, tell: Tell) -> Baseline:
     model = NGrams(joined(documents, end), prepared.vocab_size, order)
     tested, also = chosen(examples, COUNTED)
     scores = Scores()
-    for block in groups(tested, lambda i: int(examples.lengths[i]), 1 << 20):
-        texts = [examples[i]["input_ids"] for i in block]
+    for group in groups(tested, lambda i: int(examples.lengths[i]), 1 << 20):
+        texts = [examples[i]["input_ids"] for i in group]
         begins = np.zeros(sum(map(len, texts)), bool)
         begins[np.cumsum([0, *map(len, texts[:-1])])] = True
         tokens = np.concatenate(texts)
         shares, best = model(tokens, begins)
-        asked = ~begins  # the first token of a block is not predicted
+        asked = ~begins  # the first token of an example is not predicted
         scores.add(shares[asked], best[asked] == tokens[asked])
     return scores.named(f"{order}-grams", sampled + also)
 
@@ -121,11 +122,11 @@ def by_neighbours(examples: Examples, tell: Tell) -> Baseline:
     prepared, tokenizer = examples.prepared, examples.prepared.tokenizer
     documents, sampled = some(prepared.documents("train"), COUNTED)
     tell(f"counting the neighbours of {len(documents.tokens):,} tokens, to compare with")
-    model = Neighbours(documents.tokens, documents.ends, prepared.vocab_size)
+    model = Neighbours(np.asarray(documents.tokens), np.asarray(documents.ends), prepared.vocab_size)
     mask = examples.special.vocabulary.mask
     hidden = np.zeros(prepared.vocab_size, bool)
     hidden[[i for i in tokenizer.all_special_ids if i != tokenizer.unk_token_id]] = True
-    share = examples.mask_share * float(np.mean(examples.lengths))
+    share = examples.mask_share * total(examples.lengths) / len(examples)
     tested, also = chosen(examples, MASKED, max(1.0, share))
     scores = Scores()
     for group in groups(tested, lambda i: int(examples.lengths[i]), 1 << 19):
@@ -147,7 +148,7 @@ def by_neighbours(examples: Examples, tell: Tell) -> Baseline:
 def by_words(examples: Examples, tell: Tell) -> Baseline | None:
     """The baseline of classify; None without scikit-learn, and if the training part has one class only."""
     prepared = examples.prepared
-    if find_spec("sklearn") is None:  # not worth failing after a training
+    if find_spec("sklearn") is None:  # a training that is finished must not fail for this
         tell(f"note: there is no scikit-learn to compare with: {install('train')}")
         return None
     texts, classes, sampled = read_texts(prepared, "train")
@@ -172,13 +173,13 @@ class Scores:
         self.loss, self.right, self.count = 0.0, 0, 0
 
     def add(self, shares: NDArray[np.float64], right: NDArray[np.bool_]) -> None:
-        """Take the probabilities of the labels, ``(q,)``, and whether the likeliest was the label, ``(q,)``."""
+        """Add positions: the probabilities of their labels, ``(q,)``, and whether the likeliest token or class was the label, ``(q,)``."""
         self.loss -= float(np.log(shares).sum())
         self.right += int(right.sum())
         self.count += len(shares)
 
     def named(self, name: str, notes: list[str]) -> Baseline:
-        """The means, and what was sampled."""
+        """The means, under the name of the baseline, and notes about what was sampled."""
         loss = self.loss / self.count
         perplexity = math.exp(loss) if loss < 700 else math.inf
         found: Baseline = {
@@ -192,7 +193,7 @@ class Scores:
 
 def some(documents: Documents, most: int) -> tuple[Documents, list[str]]:
     """Evenly spread documents with at most about ``most`` tokens, and a note if that is not all of them."""
-    places = spread(documents.lengths, most)
+    places = spread(len(documents), len(documents.tokens), most)
     if len(places) == len(documents):
         return documents, []
     chosen = [documents[i] for i in places]
@@ -200,17 +201,17 @@ def some(documents: Documents, most: int) -> tuple[Documents, list[str]]:
     return found, [f"counted on {len(found.tokens):,} of {len(documents.tokens):,} training tokens"]
 
 
-def spread(lengths: NDArray[np.int64], most: int) -> list[int]:
-    """Evenly spread places whose lengths add up to about ``most``; all of them if they are fewer."""
-    share = min(1.0, most / max(1, int(lengths.sum())))
-    count = len(lengths) if share == 1 else max(1, int(share * len(lengths)))
-    return [int(i) for i in np.linspace(0, len(lengths), count, endpoint=False)]
+def spread(count: int, size: int, most: int) -> list[int]:
+    """Evenly spread indices out of ``count`` whose sizes add up to about ``most``; all of them if ``size``, the sum of all, is less."""
+    share = min(1.0, most / max(1, size))
+    chosen = count if share == 1 else max(1, int(share * count))
+    return [int(i) for i in np.linspace(0, count, chosen, endpoint=False)]
 
 
 def chosen(examples: Examples, most: int, each: float | None = None) -> tuple[list[int], list[str]]:
     """The examples to test on: all of them, or evenly spread ones with about ``most`` scored tokens (``each`` in an example)."""
-    sizes = examples.lengths if each is None else np.full(len(examples), math.ceil(each))
-    places = spread(sizes, most)
+    size = total(examples.lengths) if each is None else len(examples) * math.ceil(each)
+    places = spread(len(examples), size, most)
     if len(places) == len(examples):
         return places, []
     return places, [f"tested on {len(places):,} of {len(examples):,} examples"]
@@ -236,9 +237,9 @@ def groups(places: list[int], size: Callable[[int], int], most: int) -> Iterator
 
 
 def read_texts(prepared: Prepared, part: Part) -> tuple[list[str], NDArray[np.int32], list[str]]:
-    """The texts of a part and their classes; evenly spread ones if they are very many, with a note."""
+    """The texts of a part and their classes; of a very large part an evenly spread sample, with a note."""
     documents, classes = prepared.documents(part), prepared.classes(part)
-    places = spread(documents.lengths, READ)
+    places = spread(len(documents), len(documents.tokens), READ)
     texts = prepared.tokenizer.batch_decode([documents[i].tolist() for i in places])
     left_out = len(places) < len(documents)
     note = [f"{part} part: {len(places):,} of {len(documents):,} texts"] if left_out else []

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from linformers.checks import at_least_one, one_of
+from linformers.data.index import Column, Firsts, Passages, between, documents_before, full
 from linformers.data.noise import (
     Ids,
     Noise,
@@ -22,6 +23,7 @@ from linformers.data.noise import (
 )
 from linformers.data.prepared import Prepared, check_part
 from linformers.data.records import Part
+from linformers.data.store import Documents
 from linformers.labels import IGNORED
 from linformers.models.windows import window_starts
 
@@ -34,12 +36,12 @@ Example = dict[str, Any]
 class Examples(torch.utils.data.Dataset[Example]):
     """One part of a prepared directory, as examples of a task.
 
-    ``"mlm"``: passages of documents, some tokens hidden. ``"clm"``: documents joined by the end token and packed to full length.
+    ``"mlm"``: passages of documents with some tokens masked. ``"clm"``: documents joined by the end token and packed to full length.
     ``"seq2seq"``: pairs, or passages of documents with spans taken out. ``"classify"``: documents and their classes.
 
-    An example has ``input_ids`` and ``labels``; arrays of numbers, but for ``"classify"`` one number. Labels are -100 where nothing is
-    asked (for documents that can have several classes, an array of 0 and 1); those of ``"clm"`` are the input itself, which the model
-    shifts. Those of ``"seq2seq"`` are the target and the end token.
+    An example has ``input_ids`` and ``labels``, arrays of token ids. Labels are -100 where nothing is scored; those of ``"clm"`` are the
+    input itself, which the model shifts; those of ``"seq2seq"`` are the target and the end token; that of ``"classify"`` is the number of the
+    class (for documents that can have several classes, an array of 0 and 1).
 
     Args:
         prepared: the data.
@@ -48,20 +50,22 @@ class Examples(torch.utils.data.Dataset[Example]):
         max_length: the most tokens of an input, with the special ones.
         target_length: the most tokens of a target; None means ``max_length``.
         seed: of the noise.
-        mask_share: of tokens that "mlm" asks for.
+        mask_share: the share of tokens that "mlm" scores.
         noise: for "seq2seq" from text: ``"infill"``, the target is the whole text; ``"spans"``, only what was taken out, each span
             after a mask.
-        noise_share: of tokens that are taken out.
-        span_length: about how many together.
-        token_dropout: of tokens that "classify" hides: they become the mask, or the unknown token where there is no mask.
+        noise_share: the share of tokens that are taken out.
+        span_length: the mean length of the spans that are taken out.
+        token_dropout: the share of tokens that "classify" hides: they become the mask, or the unknown token where there is no mask.
         long: what "classify" does with longer documents: ``"cut"`` takes their first tokens, ``"windows"`` one window, chosen by seed, epoch
             and index; :meth:`windows` gives all of them.
 
     Attributes:
-        cut: how many documents (of pairs: sources or targets) were cut off at the limit.
-        unseen: the share of the tokens that are beyond it.
-        lengths: the tokens of each input, ``(len(self),)``; before spans are taken out.
+        cut: how many documents (of pairs: sources or targets) are longer than the limit, and cut there.
+        unseen: the share of all tokens that are cut off.
+        lengths: the tokens of each input, ``(len(self),)``; before spans are taken out. Of more than four million examples they are computed when they are read.
     """
+
+    lengths: NDArray[np.int64] | Column
 
     def __init__(
         self,
@@ -117,7 +121,7 @@ class Examples(torch.utils.data.Dataset[Example]):
             case "seq2seq":
                 self._whole(room)
                 self.targets = prepared.targets(part)
-                self._count(self.targets.lengths, self.target_length - 1)
+                self._count(self.targets, self.target_length - 1)
 
         if not len(self.lengths):
             raise ValueError(f"the {part} part of {prepared.directory} is empty; prepare it with a share for it")
@@ -194,69 +198,57 @@ class Examples(torch.utils.data.Dataset[Example]):
 
     def _passages(self, room: int) -> None:
         """Cut documents into passages of at most ``room`` tokens."""
-        lengths = self.documents.lengths
-        counts = -(-lengths // room)
-        document = np.repeat(np.arange(len(lengths)), counts)
-        number = np.arange(len(document)) - np.repeat(np.cumsum(counts) - counts, counts)
-        ends = np.asarray(self.documents.ends)
-        self._begins = (ends - lengths)[document] + number * room
-        self._ends = np.minimum(self._begins + room, ends[document])
-        self._measure()
+        self._measure(Passages(self.documents, room))
 
     def _whole(self, room: int) -> None:
         """Take documents as they are, or their first ``room`` tokens."""
-        lengths, ends = self.documents.lengths, np.asarray(self.documents.ends)
-        self._begins = ends - lengths
-        self._ends = np.minimum(ends, self._begins + room)
         if self.long == "cut" or self.task != "classify":
-            self._count(lengths, room)
+            self._count(self.documents, room)
         self._room = room
-        self._measure()
+        self._measure(Firsts(self.documents, room))
 
-    def _count(self, lengths: NDArray[np.int64], room: int) -> None:
-        self.cut += int((lengths > room).sum())
-        self._beyond += int(np.maximum(lengths - room, 0).sum())
-        self._known += int(lengths.sum())
+    def _count(self, documents: Documents, room: int) -> None:
+        for _, lengths in documents.chunks():
+            self.cut += int((lengths > room).sum())
+            self._beyond += int(np.maximum(lengths - room, 0).sum())
+            self._known += int(lengths.sum())
 
     @property
     def unseen(self) -> float:
         return self._beyond / self._known if self._known else 0.0
 
     def _window(self, index: int) -> Ids:
-        """The tokens of a document for one example: from its beginning, or from anywhere."""
-        size, begin = int(self.documents.lengths[index]), int(self._begins[index])
+        """The tokens of a document for one example: from its beginning or, of a longer document with windows, from a random position."""
+        begin = int(self._begins[index])
+        size = int(self.documents.ends[index]) - begin
         if self.long == "windows" and size > self._room:
             begin += int(self._random(index).integers(size - self._room + 1))
         return self.documents.tokens[begin : begin + min(size, self._room)].astype(np.int64)
 
     def windows(self, index: int) -> list[Ids]:
-        """All windows of a document, which overlap by a quarter, as inputs of "classify"; one if it is short enough or cut."""
+        """All windows of a document, which overlap by a quarter, as inputs of "classify"; a single one if it fits, or if documents are cut."""
         ids = self.documents[index].astype(np.int64)
         starts = window_starts(len(ids), self._room) if self.long == "windows" else [0]
         return [self._wrap(ids[start : start + self._room]) for start in starts]
 
-    def _measure(self) -> None:
-        self.lengths: NDArray[np.int64] = self._ends - self._begins + len(self.special.before) + len(self.special.after)
+    def _measure(self, found: Passages | Firsts) -> None:
+        self._begins, self._ends = found.begins, found.ends
+        self.lengths = between(found.begins, found.ends, len(self.special.before) + len(self.special.after))
 
     def _passage(self, index: int) -> Ids:
         return self.documents.tokens[self._begins[index] : self._ends[index]].astype(np.int64)
 
     def _pack(self) -> None:
         """Join the documents, each with an end token, and cut the result into inputs of full length."""
-        ends = np.asarray(self.documents.ends)
-        self._joined = ends + np.arange(1, len(ends) + 1)  # the end of each document, with its end token
-        total = int(self._joined[-1]) if len(ends) else 0
-        begins = np.arange(0, total, self.max_length)
-        lengths = np.minimum(begins + self.max_length, total) - begins
-        self.lengths = lengths[lengths > 1]  # a single token has no next one
+        self.lengths = full(len(self.documents.tokens) + len(self.documents), self.max_length)
 
     def _packed(self, index: int) -> Ids:
         begin = index * self.max_length
         end = begin + int(self.lengths[index])
-        # Document j's end token is at joined[j] - 1; before position p there are as many as documents that ended.
-        low, high = np.searchsorted(self._joined, [begin, end], side="right")
+        # Before a position there is one end token for each document that has ended.
+        low, high = (documents_before(self.documents, place) for place in (begin, end))
         tokens = self.documents.tokens[begin - low : end - high].astype(np.int64)
-        return np.insert(tokens, self._joined[low:high] - 1 - np.arange(low, high) - (begin - low), self.special.end)
+        return np.insert(tokens, np.asarray(self.documents.ends[low:high]) - (begin - low), self.special.end)
 
     def _pair(self, index: int) -> tuple[Ids, Ids]:
         return self._passage(index), self.targets[index].astype(np.int64)
@@ -271,7 +263,7 @@ class Examples(torch.utils.data.Dataset[Example]):
 
 
 class Special:
-    """The special tokens of a tokeniser, as examples need them."""
+    """The special tokens of a tokeniser; one that is missing is an error only where it is needed."""
 
     def __init__(self, prepared: Prepared) -> None:
         tokenizer = prepared.tokenizer
@@ -283,7 +275,7 @@ class Special:
         self._special = tokenizer.all_special_ids
 
     def need_end(self) -> int:
-        """The end token."""
+        """The end token; a ValueError if there is none."""
         if self._end is None:
             raise ValueError(f"the tokeniser of {self._where} has no end token (eos or sep), which this task needs")
         return int(self._end)
@@ -291,7 +283,7 @@ class Special:
     end = property(need_end)
 
     def need_hidden(self) -> int:
-        """The token that stands for one that is hidden."""
+        """The token that replaces hidden tokens: the mask, or else the unknown token."""
         found = next((i for i in (self._mask, self._unknown) if i is not None), None)
         if found is None:
             raise ValueError(
@@ -302,14 +294,14 @@ class Special:
     hidden = property(need_hidden)
 
     def need_mask(self) -> int:
-        """The mask token."""
+        """The mask token; a ValueError if there is none."""
         if self._mask is None:
             raise ValueError(f"the tokeniser of {self._where} has no mask token, which this task needs")
         return int(self._mask)
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """What noise needs."""
+        """The token ids that :mod:`linformers.data.noise` needs."""
         if not hasattr(self, "_vocabulary"):
             ordinary = np.setdiff1d(np.arange(self._size), self._special)
             self._vocabulary = Vocabulary(self._size, self.need_mask(), ordinary)
@@ -325,7 +317,7 @@ def around(tokenizer: Any) -> tuple[Ids, Ids]:
 
 
 def check_task(task: str, prepared: Prepared) -> None:
-    """Raise a ValueError for an unknown task, or one that this data does not fit."""
+    """Raise a ValueError for an unknown task, or for data that does not fit it."""
     one_of("task", task, TASKS)
     if task == "classify" and prepared.kind != "labelled":
         raise ValueError(

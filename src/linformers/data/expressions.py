@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ListOps:
-    """How many expressions, and of which size; the defaults are the published ones."""
+    """The number and the size of expressions; the defaults are the published ones."""
 
     train: int = 96_000
     validation: int = 2_000
@@ -40,7 +40,7 @@ class ListOps:
 class Level(NamedTuple):
     """The nodes of one depth, children of the same node together."""
 
-    arguments: Ints  # of each node; 0 for a digit
+    arguments: Ints  # the number of arguments of each node; 0 for a digit
     symbols: Ints  # index into WORDS
 
 
@@ -53,7 +53,7 @@ def listops(
     max_depth: int = 10,
     max_args: int = 10,
 ) -> Iterator[tuple[str, int]]:
-    """Draw expressions with at least ``min_length`` and at most ``max_length`` symbols, and their values; none twice.
+    """Draw different expressions of ``min_length`` to ``max_length`` symbols, with their values.
 
     Raises:
         ValueError: for sizes that no expression has, or if there are too few different ones.
@@ -61,11 +61,11 @@ def listops(
     check(min_length, max_length, max_depth, max_args)
     seen: set[int] = set()
     barren = 0
-    for chunk in range(2**63):
+    for turn in range(2**63):
         if len(seen) >= count:
             return
         before = len(seen)
-        for text, value in draw(np.random.default_rng([seed, chunk]), min_length, max_length, max_depth, max_args):
+        for text, value in draw(np.random.default_rng([seed, turn]), min_length, max_length, max_depth, max_args):
             key = fingerprint(text)
             if key not in seen and len(seen) < count:
                 seen.add(key)
@@ -94,7 +94,7 @@ def check(min_length: int, max_length: int, max_depth: int, max_args: int) -> No
 def draw(
     rng: np.random.Generator, min_length: int, max_length: int, max_depth: int, max_args: int
 ) -> Iterator[tuple[str, int]]:
-    """Draw many trees, and give those of the right length."""
+    """Draw many trees, and yield those of the right length."""
     levels = grow(rng, max_depth, max_args, max_length)
     lengths = measure(levels)
     good = (lengths[0] >= min_length) & (lengths[0] <= max_length)
@@ -120,7 +120,7 @@ def grow(rng: np.random.Generator, max_depth: int, max_args: int, max_length: in
         if depth == max_depth:
             symbols = np.where(operation, rng.integers(0, 10, nodes), symbols)
             arguments[:] = 0
-        # A tree that is too long already will not be used: let it grow no further.
+        # A tree that is already too long will not be used: it grows no further.
         sizes += np.bincount(root, minlength=TREES)
         arguments[sizes[root] > max_length] = 0
         levels.append(Level(arguments, symbols))
@@ -201,7 +201,7 @@ def lay_out(levels: list[Level], lengths: list[Ints]) -> Ints:
 
 
 def expressions(sizes: ListOps, seed: int) -> Corpus:
-    """ListOps as a corpus of labelled documents that has its parts already."""
+    """ListOps as a corpus of labelled documents, already divided into parts."""
     counts = (sizes.train, sizes.validation, sizes.test)
     if min(counts) < 0 or sizes.train < 1:
         raise ValueError(f"ListOps needs at least one expression for training and no negative numbers; got {counts}")

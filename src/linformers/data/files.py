@@ -25,7 +25,7 @@ class Layout:
     Args:
         column: the column with the text, of tables and JSON lines; None means "text".
         label_column: the column with the class; None means "label" if labelled.
-        label_separator: what stands between the classes of a document that can have several; None if it has one, or a list of them.
+        label_separator: the characters between the classes of a document that can have several; None if it has one, or a list of them.
         target_column: the column with the target of a pair.
         documents: how plain text is divided into documents: ``"file"``; ``"blocks"``, cut at paragraphs; ``"lines"``, each line; or
             ``"auto"``, files if there are three or more, else blocks.
@@ -73,18 +73,21 @@ def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[
 
         def records(reading: Reading) -> Iterator[Record]:
             for source, target in zip(found, others, strict=True):
-                yield from pairs(source, target, layout, reading)
+                if reading.begin():
+                    yield from pairs(source, target, layout, reading)
     else:
         reader = choose(found, kind, layout, notes)
 
         def records(reading: Reading) -> Iterator[Record]:
             for one in found:
+                if not reading.begin():
+                    continue
                 before = reading.done
                 empty = True
                 for record in reader(one, reading):
                     empty = False
                     yield record
-                if empty:
+                if empty and reading.wanted:
                     reading.empty.append(str(one.path))
                 reading.done = max(reading.done, before)
 
@@ -92,13 +95,14 @@ def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[
         return identities(found) == identity["files"] and (not others or identities(others) == identity["targets"])
 
     name = str(found[0].path) if len(found) == 1 else f"{len(found)} files"
-    return Corpus(identity, not_blank(records), size, name, notes=tuple(notes), unchanged=unchanged)
+    units = tuple(one.path.stat().st_size for one in found)
+    return Corpus(identity, not_blank(records), size, name, notes=tuple(notes), unchanged=unchanged, units=units)
 
 
 def choose(
     found: list[Found], kind: Kind, layout: Layout, notes: list[str]
 ) -> Callable[[Found, Reading], Iterator[Record]]:
-    """The function that reads each file."""
+    """The function that reads a file of this corpus, by its form and the kind of the documents."""
     plain = [one for one in found if one.plain]
     if kind == "pairs" and plain:
         raise ValueError(
@@ -131,7 +135,7 @@ def choose(
             return (Record(line.rstrip("\n")) for line in lines(one.path, layout.errors, reading))
         if cutting == "file":
             return whole(one, layout, reading)
-        # A short file is cut smaller, so that there are documents for every part.
+        # A short file is cut into smaller documents, so that there are some for every part.
         size = max(1, min(layout.document_size, one.path.stat().st_size // 20))
         return (Record(text) for text in cut(chunks(one.path, layout.errors, reading), size))
 
@@ -158,11 +162,10 @@ def whole(one: Found, layout: Layout, reading: Reading) -> Iterator[Record]:
     for text in texts:
         begin.append(text)
         if sum(map(len, begin)) > LARGEST:
+            reading.cut += [str(one.path)] * reading.wanted
             if one.label is not None:
-                reading.cut.append(str(one.path))
                 yield Record("".join(begin)[:LARGEST], one.label)
                 return
-            reading.cut.append(str(one.path))
             for part in cut(chain(begin, texts), LARGEST // 4):
                 yield Record(part)
             return
@@ -171,7 +174,7 @@ def whole(one: Found, layout: Layout, reading: Reading) -> Iterator[Record]:
 
 
 def pairs(source: Found, target: Found, layout: Layout, reading: Reading) -> Iterator[Record]:
-    """The lines of two files, side by side."""
+    """Pairs of lines: line i of one file with line i of the other."""
     left, right = Reading(), Reading()
     before = reading.done
     number = 0
@@ -203,13 +206,13 @@ def table_of(one: Found, layout: Layout, reading: Reading) -> Iterator[tuple[str
 
 
 def as_record(row: Mapping[str, Any], place: str, kind: Kind, layout: Layout) -> Record:
-    """The columns of a row that the kind needs.
+    """A document from the columns of a row that its kind needs.
 
     Args:
-        place: which row it is, for errors.
+        place: the file and the number of the row, for errors.
 
     Raises:
-        ValueError: if there is no such column, or something else than a text in it.
+        ValueError: if a column is missing, or holds something other than text.
     """
     values: list[str | None] = []
     several: tuple[str, ...] | None = None
@@ -231,7 +234,7 @@ def as_record(row: Mapping[str, Any], place: str, kind: Kind, layout: Layout) ->
 
 
 def as_labels(value: Any, place: str, separator: str | None) -> tuple[str, ...]:
-    """The classes of a document that can have several, in the order of their names; there may be none.
+    """The classes of a document that can have several, sorted by name; there may be none.
 
     Args:
         value: a list, or a text with a separator.
@@ -242,7 +245,7 @@ def as_labels(value: Any, place: str, separator: str | None) -> tuple[str, ...]:
 
 
 def as_text(value: Any, place: str, required: bool) -> str:
-    """A value of a table as text."""
+    """A value of a table as text; missing values are empty, unless one is required."""
     if value is None or value == "":
         if required:
             raise ValueError(f"{place} is empty; every document needs a label")

@@ -41,7 +41,7 @@ class Found:
 
 
 def find(source: str, notes: list[str]) -> list[Found]:
-    """The regular files of a source, in the order of their names; in folders only those with the name of a text or a table.
+    """The regular files of a source, sorted by name; in folders only those whose suffix is that of a text or a table.
 
     Raises:
         OSError: if there are none, or they cannot be read.
@@ -51,20 +51,22 @@ def find(source: str, notes: list[str]) -> list[Found]:
         return find_in(path, notes)
     if path.exists():
         if not path.is_file():
-            raise OSError(f"{source} is not a file or a folder; it must be possible to read it twice")
+            raise OSError(
+                f"{source} is not a regular file or a folder; sources are read twice, so save it as a file first"
+            )
         return [Found(path)]
     if path.is_symlink():
-        raise FileNotFoundError(f"{source} is a link to nothing, or one of a loop of links")
+        raise FileNotFoundError(f"{source} is a broken link, or part of a loop of links")
     matched = matches(path)
     if not matched:
         raise FileNotFoundError(f"there is no file, folder or pattern {source!r}")
-    # A pattern that ends in ** also gives the folders themselves.
+    # A pattern that ends in ** also matches the folders themselves.
     chosen = [name for name in matched if Path(name).is_file()] if "**" in source else matched
     return [one for name in chosen for one in find(name, notes)]
 
 
 def matches(pattern: Path) -> list[str]:
-    """What a pattern matches, sorted by name; ``**`` does not follow links to folders, which may form a circle."""
+    """What a pattern matches, sorted by name; ``**`` does not follow links to folders, which may form a loop."""
     parts = pattern.parts
     if "**" not in parts:
         return sorted(glob.glob(str(pattern), recursive=True))
@@ -98,7 +100,7 @@ def find_in(folder: Path, notes: list[str]) -> list[Found]:
                 mode = one.path.stat().st_mode
             except FileNotFoundError:
                 if one.form in IN_FOLDERS:
-                    raise FileNotFoundError(f"{one.path} has vanished, or is a link to nothing") from None
+                    raise FileNotFoundError(f"{one.path} has vanished, or is a broken link") from None
             except OSError as error:  # a loop of links, or no permission
                 if one.form in IN_FOLDERS:
                     raise OSError(f"{one.path} cannot be read: {error.strerror}") from None
@@ -106,7 +108,7 @@ def find_in(folder: Path, notes: list[str]) -> list[Found]:
                 if one.path.is_symlink() and not is_below(os.path.realpath(one.path), real):
                     away.append(str(one.path))
                     continue
-                if stat.S_ISDIR(mode):  # a link to a folder that is read anyway
+                if stat.S_ISDIR(mode):  # a link to a folder inside this one, which is read anyway
                     continue
                 if not stat.S_ISREG(mode):
                     special.append(str(one.path))
@@ -139,7 +141,7 @@ def is_below(path: str, folder: str) -> bool:
 
 
 def find_all(sources: Sequence[str], tables: bool, notes: list[str]) -> list[Found]:
-    """The files of all sources, each once; of folders with texts and tables, the tables if they are wanted, else the texts."""
+    """The files of all sources, each once; if there are texts and tables, only the tables with ``tables``, otherwise only the texts."""
     found: dict[Path, Found] = {}
     for source in sources:
         for one in find(source, notes):
@@ -170,13 +172,13 @@ def with_classes(found: list[Found]) -> list[Found]:
 
 
 def identities(found: Sequence[Found]) -> dict[str, Any]:
-    """Count, size and a digest of the files, which change when a file does."""
+    """The number, the size and a digest of the files; the digest changes when a file does."""
     about = []
     for one in found:
         try:
             status = one.path.stat()
         except FileNotFoundError as error:
-            raise FileNotFoundError(f"{one.path} has vanished, or is a link to nothing") from error
+            raise FileNotFoundError(f"{one.path} has vanished, or is a broken link") from error
         about.append([str(one.path.resolve()), status.st_size, status.st_mtime_ns])
     digest = hashlib.blake2b(json.dumps(about).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
     return {"count": len(about), "bytes": sum(one[1] for one in about), "first": about[0][0], "digest": digest}

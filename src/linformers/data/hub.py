@@ -1,4 +1,4 @@
-"""A dataset of the Hugging Face hub as a corpus; read without storing it on disk."""
+"""A dataset of the Hugging Face hub as a corpus, read by ``datasets`` without storing it on disk."""
 
 import os
 import socket

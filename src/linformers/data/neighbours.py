@@ -1,4 +1,4 @@
-"""What the neighbours of a masked token predict, by counts: both of them, one, or none; interpolated with absolute discounts.
+"""What the two neighbours of a masked token predict, by counts: of both, of one, and of none; interpolated with absolute discounting.
 
 Axes: t tokens of the training text, q queries, v tokens of the vocabulary.
 """
@@ -23,7 +23,7 @@ class Table:
         contexts: sorted, ``(c,)``.
         keys: ``place of the context * vocabulary + token``, sorted, ``(g,)``.
         seen: the discounted share of each, ``(g,)``.
-        rest: what each context leaves to the tables below, ``(c,)``.
+        rest: the share that each context leaves to the tables below, ``(c,)``.
         begins: the first key of each context, and the end, ``(c + 1,)``.
     """
 
@@ -54,7 +54,7 @@ class Table:
         return np.where(self.contexts[at] == contexts, at, -1)
 
     def rests(self, places: Ints) -> Floats:
-        """What is left to the tables below: all where the context was never seen, ``(q,)``."""
+        """The share left to the tables below, ``(q,)``: 1 where the context was never seen."""
         return np.where(places >= 0, np.append(self.rest, 1.0)[places], 1.0)
 
     def shares(self, places: Ints, tokens: Ints) -> Floats:
@@ -81,8 +81,9 @@ class Table:
 class Neighbours:
     """P(token | its left and its right neighbour), from the counts of documents.
 
-    The shares of tokens that were seen between both neighbours are discounted; what that leaves goes to those seen beside the left one
-    and beside the right one, by how much each of them knows, and the rest of these to the frequencies of the tokens.
+    The shares of tokens that were seen between both neighbours are discounted. What that leaves goes to tokens seen after the left
+    neighbour and to tokens seen before the right one, weighted by how much of their own share each table keeps, and the rest of these to the
+    frequencies of the tokens.
 
     Args:
         tokens: the documents, one after the other, ``(t,)``.
@@ -150,12 +151,12 @@ class Neighbours:
     def __call__(self, left: Ints, right: Ints, read: Ints, tokens: Ints) -> tuple[Floats, Ints]:
         """The probability of scored tokens, and the likeliest in their places.
 
-        A scored token that is not masked stays as it was as often as it is replaced by any other: what stands there is evidence.
+        A scored token that is not masked is unchanged as often as it is replaced by a random one, so the token that is read is evidence.
 
         Args:
             left, right: the neighbours, -1 where they are masked or missing, ``(q,)``.
-            read: what stands in the place, -1 for the mask, ``(q,)``.
-            tokens: what stood there, ``(q,)``.
+            read: the token that the model reads, -1 for the mask, ``(q,)``.
+            tokens: the label, ``(q,)``.
 
         Returns:
             Both ``(q,)``.

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-USUAL = 0.75  # the discount of counts that are too few to estimate one
-LEAST = 0.05  # a discount of 0 would leave nothing for tokens that were not seen
+USUAL = 0.75  # the discount where there are too few counts to estimate one
+LEAST = 0.05  # a discount of 0 would leave no probability for tokens that were not seen
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Grams:
         return cls(keys, counts, none, at, none)
 
     def longer(self, tokens: Ints, vocabulary: int) -> "Grams":
-        """Those with one token more."""
+        """The grams with one token more."""
         places = np.flatnonzero(self.at[:-1] >= 0) + 1
         key = self.at[places - 1] * vocabulary + tokens[places]
         keys, where, inverse, counts = np.unique(key, return_index=True, return_inverse=True, return_counts=True)
@@ -158,7 +158,7 @@ class Grams:
 
 
 def discounts(counts: Ints) -> Floats:
-    """What is taken off counts of 0, 1, 2, and 3 or more, ``(4,)``."""
+    """The discounts of counts of 0, 1, 2, and 3 or more, ``(4,)``."""
     found = np.bincount(np.minimum(counts, 5), minlength=6)[:5]
     off = np.array([0.0, USUAL, USUAL, USUAL])
     if (found[1:] > 0).all():

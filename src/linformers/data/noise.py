@@ -23,13 +23,13 @@ class Vocabulary(NamedTuple):
 
 
 def mask_tokens(ids: Ids, rng: np.random.Generator, vocabulary: Vocabulary, share: float) -> tuple[Ids, Ids]:
-    """Mask tokens as BERT does: of those chosen, 80 % become the mask, 10 % any token, 10 % stay.
+    """Mask tokens as BERT does: of those chosen, 80 % become the mask, 10 % a random token, 10 % stay.
 
     Args:
         ids: ``(n,)``.
         rng: the generator.
         vocabulary: of the tokens.
-        share: of tokens that are chosen; at least one is.
+        share: the share of tokens that are chosen; at least one is.
 
     Returns:
         The input, and the labels, -100 where no token was chosen; both ``(n,)``.
@@ -81,7 +81,7 @@ def parts(total: int, count: int, rng: np.random.Generator) -> Ids:
 
 
 def remove_spans(ids: Ids, begins: Ids, ends: Ids, mask: int) -> Ids:
-    """The text with one mask in the place of each span."""
+    """The text with each span replaced by one mask."""
     n = len(ids)
     change = np.zeros(n + 1, np.int64)
     np.add.at(change, begins, 1)

@@ -11,7 +11,7 @@ from linformers.extras import install
 from linformers.files.checked import reading as checked
 
 ROWS = 1024  # read at once
-HIDDEN = "which means that it is not known; leave such rows out"
+HIDDEN = "which means that the class is hidden; leave such rows out"
 
 
 def parquet_rows(path: Path, reading: Reading) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -44,7 +44,7 @@ def parquet_rows(path: Path, reading: Reading) -> Iterator[tuple[str, dict[str, 
 
 
 def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
-    """The names of the classes of each column, where ``datasets`` wrote the file."""
+    """The names of the classes of each column, if ``datasets`` wrote the file."""
     try:
         features = json.loads((metadata or {})[b"huggingface"])["info"]["features"]
         return names_in(features)
@@ -53,12 +53,12 @@ def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
 
 
 def names_in(features: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The names of the classes of each column that holds classes, or lists of them; ``features`` of ``datasets``, or what they are in JSON."""
+    """The names of the classes of each column that holds classes, or lists of them; ``features`` are those of ``datasets``, as objects or as JSON."""
     return {column: names for column, one in features.items() if (names := names_of(one))}
 
 
 def names_of(feature: Any) -> list[str]:
-    """The names of the classes of one column: of a ``ClassLabel``, or of one inside ``List``, ``Sequence`` or brackets; none of others."""
+    """The names of the classes of one column: a ``ClassLabel``, or one inside ``List``, ``Sequence`` or brackets; empty for others."""
     while feature is not None:
         if isinstance(feature, list | tuple):
             feature = feature[0] if len(feature) == 1 else None

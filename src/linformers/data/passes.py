@@ -1,6 +1,6 @@
 """The two passes over a corpus: one splits it and samples text for the tokeniser, one writes its tokens. Memory does not grow with the corpus."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,26 @@ from linformers.data.split import Split, class_notes
 from linformers.data.store import Numbers, Writer
 from linformers.data.vocabulary import Encoder
 
-Progress = Callable[[str, int, int | None], None]  # what is done, how much of it, of how much
+Progress = Callable[[str, int, int | None], None]  # the name of the work, how much of it is done, how much there is
 AT_ONCE = 1 << 20  # characters that are encoded together
 
 
 class Work:
-    """Two passes over a corpus: :meth:`survey` splits it and takes a sample, :meth:`write` writes it."""
+    """Two passes over a corpus: :meth:`survey` splits it and takes a sample, :meth:`write` writes it.
+
+    Args:
+        units: the units of the corpus, such as files, that are written; None for all.
+    """
 
     def __init__(
-        self, corpus: Corpus, kind: Kind, split: Split, seed: int, limit: int | None, progress: Progress
+        self,
+        corpus: Corpus,
+        kind: Kind,
+        split: Split,
+        seed: int,
+        limit: int | None,
+        progress: Progress,
+        units: range | None = None,
     ) -> None:
         self.corpus, self.kind, self.split, self.seed, self.limit, self.progress = (
             corpus,
@@ -30,24 +41,29 @@ class Work:
             progress,
         )
         self.labels: list[str] = []
-        self.several = False  # whether a document can have several
+        self.several = False  # whether a document can have several labels
         self.label_sets: list[list[int]] = []
         self.notes: list[str] = list(corpus.notes)
         self.dtype = "uint16"
         self.characters = 0
         self.unknown = 0.0
+        self.units = units
+        self.tally: dict[str, Any] = {}  # counts that are added up over the shards of a corpus
 
     def read(self, what: str, reading: Reading) -> Iterator[Record]:
-        """One pass, up to the limit."""
+        """The records of one pass over the corpus, up to the limit, with its progress shown as ``what``."""
         characters = told = limited = 0
-        self.progress(what, 0, self.corpus.size)
+        size = self.corpus.size
+        if reading.units is not None:
+            size = sum(self.corpus.units[reading.units.start : reading.units.stop])
+        self.progress(what, 0, size)
         for record in self.corpus.read(reading):
             yield record
             characters += len(record.text)
             limited += 0 if record.part else len(record.text)
             if characters - told > 100_000:
                 told = characters
-                self.progress(what, reading.done, self.corpus.size)
+                self.progress(what, reading.done, size)
             if self.limit is not None and limited >= self.limit:
                 break
         self.progress(what, reading.done, reading.done)
@@ -69,25 +85,24 @@ class Work:
             if self.corpus.has_parts and sample.characters >= min(size, AT_ONCE):
                 break  # the parts are known, and the sample is complete
         if not documents:
-            raise ValueError(f"{self.corpus.name}: it contains no text{self.left_out(reading)}")
-        self.notes += filter(None, [self.left_out(reading).removeprefix(": ")])
+            raise ValueError(f"{self.corpus.name}: it contains no text{left_out(reading)}")
+        self.notes += filter(None, [left_out(reading).removeprefix(": ")])
         if self.corpus.has_parts:
             return [text for _, text in sample.texts]
         self.split.decide()
         return [text for key, text in sample.texts if self.split.part(key) == "train"]
 
-    def left_out(self, reading: Reading) -> str:
-        """What was left out, for a message; begins with a colon."""
-        said = []
-        if reading.empty:
-            said.append(f"{len(reading.empty)} empty files left out ({first(reading.empty)})")
-        if reading.blank:
-            said.append(f"{reading.blank} documents without text left out")
-        if reading.repeated:
-            said.append(f"{reading.repeated} documents left out, because they are also in the test or validation files")
-        if reading.cut:
-            said.append(f"{len(reading.cut)} very long files were cut ({first(reading.cut)})")
-        return ": " + "; ".join(said) if said else ""
+    def divide(self) -> None:
+        """Count and split the documents of the whole corpus; ends as soon as the split no longer depends on the rest."""
+        reading = Reading()
+        for record in self.read("reading", reading):
+            if record.part is None:
+                self.split.count(fingerprint(record.text, self.seed), record.label)
+            if self.split.many:
+                return
+        if reading.unit < 0 or not (self.split.labels or self.split.many):
+            raise ValueError(f"{self.corpus.name}: it contains no text{left_out(reading)}")
+        self.split.decide()
 
     def write(self, tokenizer: Any, folder: Path) -> dict[str, dict[str, Any]]:
         """Write the documents of all parts, and return the counts and digests that ``load`` checks."""
@@ -97,11 +112,12 @@ class Work:
         if self.kind == "pairs":
             writers |= {f"{part}.target": Writer(folder / f"{part}.target", self.dtype) for part in PARTS}
         numbers: dict[str, Numbers] = {part: Numbers(folder / f"{part}.labels.npy", "int32") for part in PARTS}
-        names: dict[tuple[str, ...], int] = {}  # the classes that a document has; only one, or a set of several
+        names: dict[tuple[str, ...], int] = {}  # a number for each set of classes that a document has
         found: dict[str, list[int]] = {}  # documents of each class in each part
         unknown = tokens = 0
+        reading = Reading(units=self.units)
         try:
-            for batch in batches(self.read("tokenising", Reading())):
+            for batch in batches(self.read("tokenising", reading)):
                 ids = encode([record.text for record in batch])
                 others = encode([record.target or "" for record in batch]) if self.kind == "pairs" else ids
                 parts = [record.part or self.split.part(fingerprint(record.text, self.seed)) for record in batch]
@@ -129,37 +145,67 @@ class Work:
                 one.abandon()
             raise
         self.unknown = unknown / max(1, tokens)
-        if self.unknown > 0.05:
-            self.notes.append(f"{self.unknown:.0%} of the tokens are unknown; a larger vocab_size or 'bpe' helps")
+        self.tally = {name: getattr(reading, name) for name in ("empty", "blank", "repeated", "cut")}
+        self.tally |= {"unknown": unknown, "tokens": tokens}
+        self.notes += unknown_notes(self.unknown)
         if not self.corpus.unchanged():
             raise ValueError(f"{self.corpus.name} changed while it was read; leave the files alone and start again")
-        if not counts["train"]["tokens"]:
+        if not counts["train"]["tokens"] and self.units is None:
             raise ValueError(f"{self.corpus.name}: the tokeniser produces no tokens for it")
         return counts
 
     def finish_labels(
         self, names: dict[tuple[str, ...], int], found: dict[str, list[int]], numbers: dict[str, Numbers]
     ) -> None:
-        """Number the classes in the order of their names; where documents have several, also the sets of them."""
+        """Number the classes by name; where documents have several, also the sets of classes."""
         if self.kind != "labelled":
             for one in numbers.values():
                 one.close()
                 one.path.unlink()
             return
-        if len(names) < 2:
-            raise ValueError(
-                f"{self.corpus.name}: all documents have the label {first(list(found))!r}; there is nothing to learn"
-            )
-        self.labels = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
-        place = {name: i for i, name in enumerate(self.labels)}
-        sets = sorted(names, key=lambda own: [place[name] for name in own])
+        if self.units is None:
+            check_labels(self.corpus.name, names, found)
+        self.labels, sets = numbered(names, found)
         if self.several:
+            place = {name: i for i, name in enumerate(self.labels)}
             self.label_sets = [[place[name] for name in own] for own in sets]
         order = np.zeros(len(names), np.int32)
         order[[names[own] for own in sets]] = np.arange(len(names))
         for one in numbers.values():
             one.close(order)
         self.notes += class_notes(found)
+
+
+def check_labels(name: str, sets: Collection[tuple[str, ...]], found: Collection[str]) -> None:
+    """Raise a ValueError if all documents of a corpus have the same classes."""
+    if len(sets) < 2:
+        raise ValueError(f"{name}: all documents have the label {first(list(found))!r}; there is nothing to learn")
+
+
+def numbered(sets: Iterable[tuple[str, ...]], found: Iterable[str]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """The classes sorted by name, and the sets of classes that documents have, sorted by their classes."""
+    labels = sorted(found, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    place = {name: i for i, name in enumerate(labels)}
+    return labels, sorted(sets, key=lambda own: [place[name] for name in own])
+
+
+def left_out(reading: Reading) -> str:
+    """What was left out, for a message; begins with a colon."""
+    notes = []
+    if reading.empty:
+        notes.append(f"{len(reading.empty)} empty files left out ({first(reading.empty)})")
+    if reading.blank:
+        notes.append(f"{reading.blank} documents without text left out")
+    if reading.repeated:
+        notes.append(f"{reading.repeated} documents left out, because they are also in the test or validation files")
+    if reading.cut:
+        notes.append(f"{len(reading.cut)} very long files were cut ({first(reading.cut)})")
+    return ": " + "; ".join(notes) if notes else ""
+
+
+def unknown_notes(share: float) -> list[str]:
+    """A note if many tokens are unknown."""
+    return [f"{share:.0%} of the tokens are unknown; a larger vocab_size or 'bpe' helps"] if share > 0.05 else []
 
 
 def labels_of(record: Record) -> tuple[str, ...]:
@@ -177,7 +223,7 @@ class Sample:
         self._bits = 0
 
     def add(self, key: int, text: str) -> None:
-        """Take a text if its fingerprint is among those sampled."""
+        """Add a text to the sample if its fingerprint is among those that are sampled."""
         if not self._takes(key):
             return
         self.texts.append((key, text))

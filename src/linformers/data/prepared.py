@@ -26,7 +26,9 @@ from linformers.files.checked import (
 )
 
 VERSION = 1
+JOINED = 2  # the version of directories whose tokens are in the files of several shards
 ABOUT = "prepared.json"
+SHARDS = "shards"  # the folder of the shards of a directory
 AGAIN = "prepare it again with --overwrite"
 COUNTS = fields({"documents": whole(), "tokens": whole(), "digest": text()})
 FIELDS = {
@@ -46,6 +48,21 @@ OPTIONAL = {
     "options": an_object,
     "characters": whole(),
     "unknown": number(0, 1),
+    "shard": fields(
+        {
+            **{
+                "number": whole(),
+                "of": whole(1),
+                "whole": text(),
+                "empty": each(text()),
+                "blank": whole(),
+                "repeated": whole(),
+            },
+            **{"cut": each(text()), "unknown": whole(), "tokens": whole()},
+            "notes": fields({"corpus": each(text()), "tokenizer": each(text())}),
+        }
+    ),
+    "files": named(each(fields({"stem": inner_path, "documents": whole(), "tokens": whole(), "digest": text()}))),
 }
 
 
@@ -93,13 +110,18 @@ class Prepared:
 
     def documents(self, part: Part) -> Documents:
         """The documents of a part; of pairs, the sources."""
-        return Documents.open(self.directory / check_part(part), self.about["dtype"])
+        return Documents.open(self._stems(check_part(part)), self.about["dtype"])
+
+    def _stems(self, name: str) -> list[Path]:
+        """The paths of the files of a part without their endings; in a joined directory, one for each shard."""
+        files = self.about["files"][name] if "files" in self.about else [{"stem": name}]
+        return [self.directory / one["stem"] for one in files]
 
     def targets(self, part: Part) -> Documents:
         """The targets of the pairs of a part."""
         if self.kind != "pairs":
             raise ValueError(f"{self.directory} holds {self.kind}, which has no targets; prepare pairs")
-        return Documents.open(self.directory / f"{check_part(part)}.target", self.about["dtype"])
+        return Documents.open(self._stems(f"{check_part(part)}.target"), self.about["dtype"])
 
     def classes(self, part: Part) -> NDArray[np.int32]:
         """The class of each document of a part, an index into ``labels``; where documents have several, into ``label_sets``."""
@@ -143,13 +165,19 @@ def load(directory: Path | str, *, verify: bool = False) -> Prepared:
         verify: read all tokens and compare their digests, too.
 
     Raises:
-        ValueError: if it is not one, is of another version, or its files are not those that were written.
+        ValueError: if it is not a prepared directory, is of another version, or its files are not those that were written.
     """
     directory = Path(directory)
     about = read_about(directory)
     prepared = Prepared(directory, cast(Kind, about["kind"]), list(about["labels"]), about)
     for stem, counts in about["parts"].items():
-        check_files(directory, stem, counts, about, verify)
+        if "files" in about:
+            for one in about["files"][stem]:
+                check_files(directory, one["stem"], one, about, verify)
+        else:
+            check_files(directory, stem, counts, about, verify)
+        if about["kind"] == "labelled":
+            check_labels(directory, stem, counts, about)
     for name in about["tokenizer_files"]:
         if not (directory / "tokenizer" / name).is_file():
             raise ValueError(f"{directory} is damaged: tokenizer/{name} is missing; {AGAIN}")
@@ -161,9 +189,13 @@ def read_about(directory: Path) -> dict[str, Any]:
     path = directory / ABOUT
     if not path.is_file():
         what = "has no prepared.json" if directory.is_dir() else "is not a directory"
+        if (directory / SHARDS).is_dir():
+            raise ValueError(
+                f"{directory} has shards that are not joined; do so with `linformers prepare --join --out {directory}`"
+            )
         raise ValueError(f"{directory} {what}; make it with `linformers prepare ... --out {directory}`")
     version = read_object(path, {"version": whole()}, advice=AGAIN)["version"]
-    if version != VERSION:
+    if version not in (VERSION, JOINED):
         raise ValueError(f"{directory} has format {version}, this version reads format {VERSION}; prepare it again")
     about = read_object(path, FIELDS, OPTIONAL, advice=AGAIN)
     parts = {*PARTS, *(f"{part}.target" for part in PARTS if about["kind"] == "pairs")}
@@ -174,22 +206,25 @@ def read_about(directory: Path) -> dict[str, Any]:
         )
     elif about["vocab_size"] - 1 > np.iinfo(about["dtype"]).max:
         wrong = f"vocab_size is {about['vocab_size']}, and {about['dtype']} has no such tokens"
-    elif (about["kind"] == "labelled") != bool(about["labels"]):
+    elif (about["kind"] == "labelled") != bool(about["labels"]) and "shard" not in about:
         wrong = f"the kind is {about['kind']}, and there are {len(about['labels'])} labels"
     elif any(i >= len(about["labels"]) for own in about.get("label_sets", ()) for i in own):
         wrong = f"label_sets has numbers of classes that are not there; there are {len(about['labels'])}"
+    elif (version == JOINED) != ("files" in about) or set(about.get("files", parts)) != parts:
+        wrong = "the files of its parts are not those of its format"
+    elif wrong_part := next((name for name in about.get("files", ()) if not adds_up(about, name)), None):
+        wrong = f"the files of {wrong_part} have other numbers of documents or tokens than the part"
     if wrong:
         raise ValueError(f"{path} is damaged: {wrong}; {AGAIN}")
     return about
 
 
 def check_files(directory: Path, stem: str, counts: dict[str, Any], about: dict[str, Any], verify: bool) -> None:
-    """Raise a ValueError if the files of a part are not those that were written."""
-    tokens, ends, labels = (directory / f"{stem}.{name}" for name in ("tokens.bin", "ends.npy", "labels.npy"))
-    labelled = about["kind"] == "labelled"
-    for path in (tokens, ends, *[labels] * labelled):
+    """Raise a ValueError if the files of a part, or of one shard of it, are not those that were written."""
+    tokens, ends = (directory / f"{stem}.{name}" for name in ("tokens.bin", "ends.npy"))
+    for path in (tokens, ends):
         if not path.is_file():
-            raise ValueError(f"{directory} is damaged: {path.name} is missing; {AGAIN}")
+            raise ValueError(f"{directory} is damaged: {path.relative_to(directory)} is missing; {AGAIN}")
     found, written = tokens.stat().st_size, counts["tokens"] * np.dtype(about["dtype"]).itemsize
     if found != written:
         raise ValueError(f"{tokens} has {found} bytes, but {written} were written; {AGAIN}")
@@ -199,17 +234,32 @@ def check_files(directory: Path, stem: str, counts: dict[str, Any], about: dict[
             check_order(numbers)
             if len(numbers) and numbers[-1] != counts["tokens"]:
                 raise ValueError(f"it ends at token {numbers[-1]} of {counts['tokens']}")
-        if labelled:
-            with damaged(labels):
-                check_count(numbers := read_numbers(labels, "int32"), counts["documents"])
-                check_range(numbers, len(about.get("label_sets", about["labels"])))
         if verify:
             if digest(tokens) != counts["digest"]:
                 raise ValueError(f"{tokens} is not what was written")
             with damaged(tokens):
-                check_range(Documents.open(directory / stem, about["dtype"]).tokens, about["vocab_size"])
+                check_range(Documents.open([directory / stem], about["dtype"]).tokens, about["vocab_size"])
     except (ValueError, OSError) as error:
         raise ValueError(f"{error}; {AGAIN}") from None
+
+
+def check_labels(directory: Path, stem: str, counts: dict[str, Any], about: dict[str, Any]) -> None:
+    """Raise a ValueError if the file with the classes of a part is not one that was written."""
+    labels = directory / f"{stem}.labels.npy"
+    if not labels.is_file():
+        raise ValueError(f"{directory} is damaged: {labels.name} is missing; {AGAIN}")
+    try:
+        with damaged(labels):
+            check_count(numbers := read_numbers(labels, "int32"), counts["documents"])
+            check_range(numbers, len(about.get("label_sets", about["labels"])))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{error}; {AGAIN}") from None
+
+
+def adds_up(about: dict[str, Any], part: str) -> bool:
+    """Whether the documents and tokens of the files of a part add up to those of the part."""
+    files, counts = about["files"][part], about["parts"][part]
+    return all(sum(one[name] for one in files) == counts[name] for name in ("documents", "tokens"))
 
 
 def check_count(numbers: NDArray[Any], documents: int) -> None:

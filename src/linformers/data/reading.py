@@ -15,14 +15,14 @@ from linformers.data.records import Reading
 from linformers.files.checked import open_regular
 
 Errors = Literal["strict", "replace", "ignore"]
-BLOCK = 1 << 20
+CHUNK = 1 << 20  # bytes that are read at once
 LONGEST_LINE = 1 << 28
 BORDERS = ("\n\n", "\n", ". ", " ")  # where to cut, best first
 COMPRESSED = {".gz", ".bz2", ".xz"}
 
 
 def chunks(path: Path, errors: Errors, reading: Reading) -> Iterator[str]:
-    """The text of a file, about a million bytes at once; line ends become one character.
+    """The text of a file, about a million bytes at a time; every kind of line end becomes one newline.
 
     Raises:
         OSError: if the file cannot be read, or vanished.
@@ -31,10 +31,10 @@ def chunks(path: Path, errors: Errors, reading: Reading) -> Iterator[str]:
     decoder = codecs.getincrementaldecoder("utf-8")(errors)
     newlines = io.IncrementalNewlineDecoder(None, translate=True)
     offset, begin, before = 0, True, reading.done
-    with opened(path) as raw, unpacked(path, raw) as stream:
+    with opened(path) as raw, unpacked(path, raw) as file:
         while True:
             try:
-                block = stream.read(BLOCK)
+                chunk = file.read(CHUNK)
             except (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
                 raise ValueError(f"{path} is not a whole {path.suffix[1:]} file ({error})") from error
             except OSError as error:
@@ -43,26 +43,26 @@ def chunks(path: Path, errors: Errors, reading: Reading) -> Iterator[str]:
                 raise
             kept = len(decoder.getstate()[0])
             try:
-                text = decoder.decode(block, final=not block)
+                text = decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
                 place = offset - kept + error.start
                 raise ValueError(
                     f"{path} is not UTF-8: byte {error.object[error.start]:#04x} at offset {place}; "
-                    f"convert the file, or take it with --errors replace"
+                    f"convert the file, or give --errors replace"
                 ) from error
-            offset += len(block)
+            offset += len(chunk)
             reading.done = before + raw.tell()
-            text = newlines.decode(text, final=not block)
+            text = newlines.decode(text, final=not chunk)
             if begin and text:
                 text, begin = text.removeprefix("\ufeff"), False
             if text:
                 yield text
-            if not block:
+            if not chunk:
                 return
 
 
 def opened(path: Path) -> BinaryIO:
-    """Open a file that was there a moment ago, and was a regular one."""
+    """Open a file that was found earlier, and was a regular file then."""
     try:
         return open_regular(path)
     except FileNotFoundError as error:
@@ -72,7 +72,7 @@ def opened(path: Path) -> BinaryIO:
 
 
 def unpacked(path: Path, raw: BinaryIO) -> contextlib.AbstractContextManager[BinaryIO]:
-    """The content of a file, which its name says is compressed or not."""
+    """The content of a file, decompressed if its suffix says that it is compressed."""
     match path.suffix:
         case ".gz":
             return cast(contextlib.AbstractContextManager[BinaryIO], gzip.GzipFile(fileobj=raw))
@@ -84,7 +84,7 @@ def unpacked(path: Path, raw: BinaryIO) -> contextlib.AbstractContextManager[Bin
 
 
 def lines(path: Path, errors: Errors, reading: Reading) -> Iterator[str]:
-    """The lines of a file, each with its end."""
+    """The lines of a file, each with its newline."""
     rest: list[str] = []
     waiting = 0
     for text in chunks(path, errors, reading):
@@ -104,9 +104,9 @@ def lines(path: Path, errors: Errors, reading: Reading) -> Iterator[str]:
 
 
 def cut(texts: Iterable[str], size: int) -> Iterator[str]:
-    """Cut a text at its paragraphs into documents of at least ``size`` characters and at most four times that.
+    """Cut a text at its paragraphs into documents of at least ``size`` characters and at most four times as many.
 
-    Where no paragraph ends in time it is a line, a sentence or a word.
+    Where no paragraph ends within that range, it is cut at the end of a line, of a sentence or of a word.
     """
     rest = ""
     for text in texts:
@@ -127,7 +127,7 @@ def cut(texts: Iterable[str], size: int) -> Iterator[str]:
 
 
 def border(text: str, low: int, high: int) -> int:
-    """The best place to cut from ``low`` on and not after ``high``."""
+    """The best place to cut between ``low`` and ``high``."""
     for mark in BORDERS:
         found = text.find(mark, low, high)
         if found >= 0:

@@ -25,7 +25,7 @@ def is_saved_dataset(source: str) -> bool:
 
 
 def saved_dataset(source: str, kind: Kind, layout: Layout) -> dict[Part, Corpus]:
-    """A saved dataset by its parts: what has no splits is all ``"train"``, to be split like any other corpus.
+    """A saved dataset by its parts: one without splits is all ``"train"``, to be split like any other corpus.
 
     Raises:
         ValueError: if it cannot be read, or has splits but none to train on.
@@ -58,11 +58,13 @@ def saved_dataset(source: str, kind: Kind, layout: Layout) -> dict[Part, Corpus]
 def corpus(
     directory: Path, split: str, rows: Any, kind: Kind, layout: Layout, files: dict[str, Any], notes: Sequence[str]
 ) -> Corpus:
-    """One split."""
+    """One split as a corpus."""
     names = names_in(rows.features)
 
     def read(reading: Reading) -> Iterator[Record]:
         for begin in range(0, len(rows), ROWS):
+            if not reading.begin():
+                continue
             with checked(f"the dataset in {directory}", "save it again with save_to_disk"):
                 columns = rows[begin : begin + ROWS]
             for i in range(min(ROWS, len(rows) - begin)):
@@ -72,4 +74,5 @@ def corpus(
                 yield as_record(row, place, kind, layout)
 
     identity = {"source": "saved", "files": files, "split": split}
-    return Corpus(identity, not_blank(read), len(rows), str(directory), notes=tuple(notes))
+    units = tuple(min(ROWS, len(rows) - begin) for begin in range(0, len(rows), ROWS))
+    return Corpus(identity, not_blank(read), len(rows), str(directory), notes=tuple(notes), units=units)

@@ -24,9 +24,9 @@ def check_shares(shares: Sequence[float], given: Container[Part] = ()) -> tuple[
 class Split:
     """Assigns documents to parts: ``count`` each of them, then ``decide``, then ask for the ``part`` of each.
 
-    Documents are identified by the fingerprint of their text, which depends on the seed. Up to 200,000 different ones are split to the
-    exact shares and class by class, the first of each class for training. More are split by their fingerprint alone, and no
-    memory is needed for them.
+    Documents are identified by the fingerprint of their text, which depends on the seed. Up to 200,000 different documents are split to the
+    exact shares, class by class, with the first of each class for training. If there are more, all are split by their fingerprint alone, and
+    nothing is kept in memory.
     """
 
     shares: tuple[float, float, float]
@@ -64,7 +64,7 @@ class Split:
         while sum(sizes) > len(rest):
             sizes[int(np.argmax(sizes))] -= 1
         self.parts = dict.fromkeys(self.labels, PARTS[0])
-        # Evenly spaced in an order by class; the two parts take turns.
+        # Evenly spaced in a list that is sorted by class; the two parts alternate.
         held_out = np.linspace(0, len(rest), sum(sizes), endpoint=False).astype(int)
         turns = spread(sizes[0], sizes[1])
         for place, turn in zip(held_out, turns, strict=True):
@@ -87,7 +87,7 @@ class Split:
 
 
 def spread(zeros: int, ones: int) -> list[int]:
-    """As many 0 as ``zeros`` and as many 1 as ``ones``, evenly mixed."""
+    """A list of ``zeros`` times 0 and ``ones`` times 1, evenly mixed."""
     places = [((i + 0.5) / zeros, 0) for i in range(zeros)] + [((i + 0.5) / ones, 1) for i in range(ones)]
     return [which for _, which in sorted(places)]
 

@@ -128,7 +128,7 @@ def load_tokenizer(directory: Path) -> Any:
     """The tokeniser of a directory; nothing is downloaded.
 
     Raises:
-        ValueError: if there is none, or one that is not fast.
+        ValueError: if there is none, or it is not one of transformers' fast tokenisers.
     """
     need_packages()
     from linformers.pretrained import load as pretrained
@@ -147,7 +147,7 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 def table_size(tokenizer: Any) -> int:
-    """The rows of an embedding for its tokens; some tokenisers skip ids."""
+    """The number of rows of an embedding for its tokens: the largest id plus 1, because some tokenisers skip ids."""
     return int(max(tokenizer.get_vocab().values())) + 1
 
 

@@ -20,10 +20,10 @@ class WordCounts:
     """P(class | words of a text), by logistic regression on TF-IDF of words and pairs of words.
 
     Args:
-        texts: of training.
-        classes: theirs, ``(b,)``.
+        texts: the training texts.
+        classes: their classes, ``(b,)``.
         count: the number of classes that there can be.
-        held_out: texts and classes that choose the penalty; without any it is that of scikit-learn.
+        held_out: texts and classes that choose the penalty; None takes scikit-learn's default.
     """
 
     def __init__(
@@ -56,11 +56,11 @@ class WordCounts:
         from sklearn.linear_model import LogisticRegression  # type: ignore[import-untyped]
 
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # near enough after so many steps
+            warnings.simplefilter("ignore", ConvergenceWarning)  # 200 iterations are accurate enough for a baseline
             return LogisticRegression(C=strength, max_iter=200).fit(features, classes)
 
     def _shares(self, features: Any) -> Floats:
-        """All classes have a share, also those that are not in the training part: one text more, evenly spread over them."""
+        """The probabilities of all classes, also of those that the training part lacks: as if one more text were spread evenly over all."""
         found = np.zeros((features.shape[0], self.count))
         found[:, self.model.classes_] = self.model.predict_proba(features)
         return (self.trained * found + 1 / self.count) / (self.trained + 1)

@@ -21,7 +21,7 @@ Cell = dict[str, Any]
 
 @contextmanager
 def progress(cells: int, console: Console | None = None) -> Iterator[tuple[Callable[[str], None], Callable[[], None]]]:
-    """A progress bar over ``cells``: a function that sets its text, and one that advances it by a cell."""
+    """A progress bar over ``cells``; yields a function that sets its text, and one that advances it by a cell."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console or Console(stderr=True), transient=True) as bar:
         task = bar.add_task("starting", total=cells)
@@ -50,7 +50,7 @@ def pivot(
 
 
 def seconds(value: float) -> str:
-    """A time in the unit that suits it."""
+    """A time in seconds or milliseconds, as text."""
     return f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
 
 
@@ -62,9 +62,9 @@ def megabytes(value: float) -> str:
 def show_machine(result: dict[str, Any], console: Console) -> None:
     """Print the machine and the versions of a result."""
     machine, versions = result["machine"], result["versions"]
+    size = f", {machine['cores']} cores, {machine['threads']} threads" if "cores" in machine else ""  # not if simulated
     console.print(
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['threads']} threads; "
-        + ", ".join(f"{name} {version}" for name, version in versions.items()),
+        f"{machine['cpu']}{size}; " + ", ".join(f"{name} {version}" for name, version in versions.items()),
         highlight=False,
     )
 

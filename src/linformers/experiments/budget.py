@@ -19,15 +19,15 @@ from linformers.experiments.sweep import Cell, filled
 from linformers.training.metrics import read as read_metrics
 from linformers.training.settings import Settings
 
-ROUNDS = 2  # over all contenders, so that other work on the machine falls on all of them
+ROUNDS = 2  # over all contenders in turn, so that other work on the machine slows all of them
 UPDATES = 12  # of a trial
-WARM = 3  # of these are not counted
+WARM = 3  # of these updates are the warm-up, and not counted
 
 
 def with_updates(cell: Cell, count: int | None) -> Cell:
-    """The cell with this many updates; evaluations, checkpoints and lines are spread over them, unless the user set their intervals.
+    """The cell with ``count`` updates; evaluations, checkpoints and lines are spread over them, unless the user set their intervals.
 
-    None leaves the cell as it is.
+    With None the cell is returned unchanged.
     """
     if count is None:
         return cell
@@ -44,7 +44,7 @@ def updates_in(seconds: float, cells: Sequence[Cell], say: Callable[[str], None]
     Args:
         seconds: of training, without evaluations.
         cells: with prepared data; the first of each contender is tried.
-        say: told what is being measured.
+        say: called with a line about each measurement.
     """
     firsts = {cell.contender.name: cell.settings for cell in cells}
     times: dict[str, list[float]] = {name: [] for name in firsts}
@@ -56,7 +56,7 @@ def updates_in(seconds: float, cells: Sequence[Cell], say: Callable[[str], None]
 
 
 def seconds_of_update(settings: Settings) -> float:
-    """The median time of an update, in a run that is thrown away."""
+    """The median time of an update, in a run that is removed afterwards."""
     from linformers.training.fit import fit
     from linformers.training.opening import open_run
     from linformers.training.progress import Progress

@@ -1,6 +1,6 @@
 """Runs the cells of a comparison, each in its own process, so that peak memory is measured per cell, and a crash does not end the others.
 
-A cell that is finished is not run again; an interrupted one is resumed, because `linformers train` does so.
+A finished cell is not run again; an interrupted one is resumed, as `linformers train` resumes any run.
 """
 
 import os
@@ -25,7 +25,7 @@ GRACE = 60.0  # seconds that an interrupted cell has to write its checkpoint
 INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)  # exit codes of a cell that was interrupted
 
 
-class State(NamedTuple):
+class Progress(NamedTuple):
     """The progress of a running cell: its updates so far, and the last line of its metrics."""
 
     step: int
@@ -37,7 +37,7 @@ def command(cell: Cell, out: Path) -> list[str]:
     return ["linformers", "train", *arguments(cell.settings), "--out", str(cell.directory(out))]
 
 
-def run_cell(cell: Cell, out: Path, watch: Callable[[State], None] = lambda state: None) -> str | None:
+def run_cell(cell: Cell, out: Path, watch: Callable[[Progress], None] = lambda progress: None) -> str | None:
     """Run what is left of a cell; its output goes to a file beside its directory.
 
     Returns:
@@ -52,7 +52,7 @@ def run_cell(cell: Cell, out: Path, watch: Callable[[State], None] = lambda stat
     with open(log, "a", encoding="utf-8") as file:
         file.write(f"$ {shlex.join(words)}\n")
         file.flush()
-        code = run_watched([*PROGRAM, *words[1:]], file, lambda: watch(progress(directory)))
+        code = run_watched([*PROGRAM, *words[1:]], file, lambda: watch(read_progress(directory)))
     if code in INTERRUPTED:
         raise KeyboardInterrupt
     if code:
@@ -61,7 +61,7 @@ def run_cell(cell: Cell, out: Path, watch: Callable[[State], None] = lambda stat
 
 
 def run_watched(command: Sequence[str], log: Any, watch: Callable[[], None]) -> int:
-    """Run a process to its end, and call ``watch`` now and then; on an interruption the process may save its work first."""
+    """Run a process to its end, and call ``watch`` once a second; on an interruption the process has time to save its work."""
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment)
     try:
@@ -79,7 +79,7 @@ def end(process: "subprocess.Popen[bytes]") -> None:
     """Ask a process to write its checkpoint and end; kill it if it does not."""
     if process.poll() is not None:
         return
-    process.terminate()  # not an interrupt: the terminal has sent it one, and a second would not let it save
+    process.terminate()  # not an interrupt: the terminal has already sent one, and a second would stop it before it saves
     try:
         process.wait(GRACE)
     except (subprocess.TimeoutExpired, KeyboardInterrupt):
@@ -87,17 +87,17 @@ def end(process: "subprocess.Popen[bytes]") -> None:
         process.wait()
 
 
-def progress(directory: Path) -> State:
-    """Read the progress of a running cell."""
+def read_progress(directory: Path) -> Progress:
+    """The progress of a running cell, from its metrics."""
     rows = read_metrics(directory)
-    return State(rows[-1]["step"], rows[-1]) if rows else State(0, {})
+    return Progress(rows[-1]["step"], rows[-1]) if rows else Progress(0, {})
 
 
 def last_line(log: Path) -> str:
     """The last line that a process printed."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
-    said = [line for line in lines if line and not line.startswith("$ ")]
-    return said[-1] if said else "it printed nothing"
+    printed = [line for line in lines if line and not line.startswith("$ ")]
+    return printed[-1] if printed else "it printed nothing"
 
 
 def run_cells(
@@ -105,7 +105,7 @@ def run_cells(
     out: Path,
     *,
     begin: Callable[[Cell], None] = lambda cell: None,
-    watch: Callable[[Cell, State], None] = lambda cell, state: None,
+    watch: Callable[[Cell, Progress], None] = lambda cell, progress: None,
     done: Callable[[Cell, str | None, float], None] = lambda cell, problem, seconds: None,
 ) -> dict[str, str]:
     """Run the cells that are not finished, one after the other.
@@ -120,7 +120,7 @@ def run_cells(
                 continue
             begin(cell)
             began = time.monotonic()
-            problem = run_cell(cell, out, lambda state, cell=cell: watch(cell, state))  # type: ignore[misc]
+            problem = run_cell(cell, out, lambda progress, cell=cell: watch(cell, progress))  # type: ignore[misc]
             if problem is not None:
                 problems[cell.name] = problem
             done(cell, problem, time.monotonic() - began)

@@ -11,11 +11,11 @@ from linformers.experiments.measure import SGEMM_SIZE, cpu_model, interleave, pi
 from linformers.experiments.runs import RESULTS, read_json
 from linformers.experiments.sweep import Cell
 from linformers.ops.opened import SHORT
-from linformers.training.progress import duration as duration
+from linformers.training.progress import duration
 from linformers.training.settings import Settings, decoder_slots
 
 ROUNDS = 12  # of measuring the matrix product
-BUSY = 1.5  # rates that differ by more than this factor are reported
+BUSY = 1.5  # rates that vary by more than this factor are reported as other work on the machine
 
 
 class Range(NamedTuple):
@@ -39,7 +39,7 @@ class Clock:
     """
 
     START = Range(5.0, 30.0)  # seconds of imports, reading and testing
-    SHARE = Range(0.2, 0.7)  # of the rate of a large matrix product that small models reach
+    SHARE = Range(0.2, 0.7)  # the share of the rate of a large matrix product that small models reach
     SPREAD = 1.25  # factor by which a cell may differ from those before it
 
     def __init__(self, vocabulary: int, rates: Sequence[float], budget: float | None = None) -> None:
@@ -66,10 +66,10 @@ class Clock:
         if self.known:
             return f"from {len(self.known)} finished cell{'s' * (len(self.known) > 1)}"
         slow, fast = self.usual()
-        busy = f"; other work is going on here, it varied by {fast / slow:.1f} times" if fast > BUSY * slow else ""
+        busy = f"; the machine is busy, the rate varied by a factor of {fast / slow:.1f}" if fast > BUSY * slow else ""
         return (
             f"from the operations of the models, and a matrix product of {SGEMM_SIZE} x {SGEMM_SIZE} on {cpu_model()}: "
-            f"{slow / 1e9:,.3g} to {fast / 1e9:,.3g} Gflop/s{busy}; the first cells tell more"
+            f"{slow / 1e9:,.3g} to {fast / 1e9:,.3g} Gflop/s{busy}; the estimate improves after the first cells"
         )
 
     def usual(self) -> Range:
@@ -87,7 +87,7 @@ class Clock:
 
 
 def updates(settings: Settings) -> float:
-    """Passes over examples in training, where a training pass counts as three forward passes."""
+    """Forward passes over single examples in all of training; a training pass counts as three."""
     return 3.0 * settings.batch_size * settings.accumulation * settings.max_steps
 
 
@@ -119,7 +119,7 @@ def attention(settings: Settings, n: int, k: int, causal: bool) -> float:
     near = 2 * (settings.block_size or min(n, 64)) if causal else 3 * settings.local_window
     m: float = {"full": n, "local": min(n, near)}.get(kind, k + min(n, near))
     maps = 8.0 * d * d
-    if kind == "linformer" and settings.open_slots:  # means take next to nothing
+    if kind == "linformer" and settings.open_slots:  # the cost of means is negligible
         m = opened_keys(settings, n, k, near, causal)
     elif kind == "linformer" and not near:
         maps = 4 * d * d + slots(settings, n, k) / n  # keys and values of slots alone
@@ -131,18 +131,18 @@ def attention(settings: Settings, n: int, k: int, causal: bool) -> float:
 
 
 def opened_keys(settings: Settings, n: int, k: int, near: int, causal: bool) -> float:
-    """The keys and slots by which a query is multiplied where it opens slots, to choose them too; all keys if they are few."""
+    """The keys and slots that a query is multiplied with where it opens slots, including the choice of slots; all keys of short inputs."""
     if n < SHORT:
         return n + 1.5 * k
-    seen = k / 2 if causal else k  # in the mean, of those before the query
+    seen = k / 2 if causal else k  # on average; a causal query sees the slots before it
     return 1.5 * seen + settings.open_slots * n / k + min(n, near)
 
 
 def slots(settings: Settings, n: int, k: int) -> float:
     """The operations that make keys and values of ``k`` slots from ``n`` positions."""
     d = settings.width
-    shared = settings.sharing in ("kv", "layerwise")  # keys and values are of the same mixture
-    if settings.method == "content":  # shares, then sums, for keys and values together
+    shared = settings.sharing in ("kv", "layerwise")  # keys and values have the same projection, computed once
+    if settings.method == "content":  # the shares of each token, then their sums, for keys and values together
         own = settings.heads if settings.sharing == "none" else 1
         return (2.0 * own + 4.0 if own > 1 else 4.0) * d * k * n + 4 * d * d * (n if own > 1 else k)
     if settings.method not in ("learnable", "no_params"):

@@ -27,7 +27,7 @@ COST_HEADS = ("parameters", "peak memory", "tokens/s", "tokens seen", "training"
 RESULT, TABLE = "comparison.json", "table.md"
 NO_GAIN = (
     "Full attention is not clearly better than none here (its gain in loss is less than twice the spread over seeds), so the share of "
-    "the gain says nothing; try more updates, or a task with longer distances."
+    "the gain is meaningless; try more updates, or a task with longer distances."
 )
 NO_SHARE = "The share of full attention's gain over no attention that a contender keeps is not shown: "
 REFERENCES = ("full", "none")
@@ -116,12 +116,12 @@ def notes(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     if has_share(lines) or all(kind in REFERENCES for kind in kinds):
         return []
     if missing := [kind for kind in REFERENCES if kind not in kinds]:
-        return [f"{NO_SHARE}it needs the contenders full and none, and here is no {' and no '.join(missing)}."]
+        return [f"{NO_SHARE}it needs the contenders full and none; missing: {' and '.join(missing)}."]
     return [f"{NO_SHARE}full and none are not tested yet, or differ in more than attention from the others."]
 
 
 def behind(lines: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]], settings: Any) -> list[str]:
-    """A note if a baseline that counts is better than every contender."""
+    """A note for each count-based baseline that is better than every contender."""
     key, sign = ("accuracy", 1) if settings.get("task") == "classify" else ("loss", -1)
     if any("f1" in line for line in lines):
         key = "f1"
@@ -163,7 +163,7 @@ def about_cut(cut: Mapping[str, Any]) -> str:
 
 def gain_kept(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any] | None:
     """The share of full attention's gain over none that a contender keeps, or None where it is unknown."""
-    # What full attention and none do not have, or always have in the same way.
+    # Settings that full attention and none do not have, or that cannot differ between them.
     own = (*OF_SLOTS, "attention", "cross_attention", "local_window")
     rest = tuple(item for item in entry.contender.changes if item[0] not in own)
     full, none = (
@@ -186,9 +186,9 @@ def gain_kept(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any] | None:
 
 
 def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The heads and the lines of the table; the last lines are what counting gives: frequencies alone, and more.
+    """The heads and the rows of the table; the last rows are the count-based baselines, first the frequencies alone.
 
-    The share of the gain is a column only if it is known of some contender; ``result["notes"]`` says why if it is not.
+    The share of the gain is a column only if it is known for some contender; otherwise ``result["notes"]`` says why.
     """
     lines, classify = result["contenders"], result["settings"].get("task") == "classify"
     timed = "seconds" in result["settings"]
@@ -261,7 +261,7 @@ def shown(value: Mapping[str, Any] | None, form: str, scale: float = 1, unit: st
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The table for a document, with what it was made by."""
+    """The table as Markdown, with the command, the machine and the settings that made it."""
     heads, rows = table(result)
     settings = result["settings"]
     facts = ", ".join(f"{key} = {settings[key]}" for key in ("task", "n", "width", "depth", "batch_size"))
@@ -278,7 +278,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def budget(settings: Mapping[str, Any]) -> str:
-    """What every cell was given, in words."""
+    """The budget of every cell, in words."""
     if "seconds" in settings:
         return f"{settings['seconds']:,g} s of training each"
     return f"{settings['max_steps']:,} updates"
@@ -303,7 +303,7 @@ def draw(out: Path, result: Mapping[str, Any]) -> "dict[str, Figure]":
         value = {e.contender: e.contender.get(key) or settings[key] for e in members}
         members.sort(key=lambda e: value[e.contender] if isinstance(value[e.contender], int) else 0)
         lines = [Line(f"{key} = {value[e.contender]}", metrics(e)) for e in members]
-        if key != "n":  # with another length they are no references
+        if key != "n":  # full and none have the length of the base
             lines = [Line(e.label, metrics(e), True) for e in references] + lines
         if any(line.seeds for line in lines):
             found[key] = figures.learning(lines, title, baseline=result["baseline"], also=also)
@@ -349,7 +349,7 @@ def caption(name: str, result: Mapping[str, Any]) -> str:
     shown = {"test-accuracy": "Accuracy", "test-f1": "F1"}.get(name, score)
     points = "a point for each seed and a bar for the mean" if several else "one seed each"
     return (
-        f"{shown} of every contender on the test part after {budget(settings)}, {points}. The axis has a least width, so "
+        f"{shown} of every contender on the test part after {budget(settings)}, {points}. The axis has a minimum width, so "
         "that a small difference looks small; baselines are drawn where they are within it."
     )
 

@@ -57,7 +57,7 @@ def make_step(name: str, *, n: int, k: int, d: int, heads: int, layer: str, trai
 
 
 def bound(n: int, k: int, d: int, layer: str = "attention") -> float:
-    """How many times less arithmetic Linformer does than full attention: what a time ratio can be at equal efficiency."""
+    """The operations of full attention over those of Linformer: the ratio of times at equal efficiency."""
     ff = 16 * n * d * d if layer == "encoder" else 0
     return (full_flops(n, d) + ff) / (attention_flops(n, k, d) + ff)
 

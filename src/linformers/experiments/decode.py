@@ -17,7 +17,7 @@ from linformers.models.language import LinformerLM
 class Settings:
     """What is measured: ``tokens`` steps after a prompt that ends at each position, for each kind of slots.
 
-    Learned slots grow in number with the position; content slots are always k. Slots that open are read at four times n / k keys more.
+    The number of learned slots grows with the position; content slots are always k. A query of opened slots also reads the 4 n / k keys of four slots.
     """
 
     positions: Sequence[int] = (1000, 3000, 10000, 30000)

@@ -26,7 +26,7 @@ COLOURS = ("#1b82c4", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 MARKERS = "osD^vPX"
 MOST_POINTS = 40
 REFERENCES = ("--", ":", "-.")
-COUNTED = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # the line of a baseline that counts more than frequencies
+COUNTED = (0, (6, 1.5, 1, 1.5, 1, 1.5))  # the line style of count-based baselines other than the frequencies
 LONGEST_NAME = 40
 PAGE_INCH = 7  # rem in a page for an inch of a figure, so that text has about the same size in all of them
 LEAST_SPAN = 0.2  # of the mean, for losses and perplexities
@@ -49,7 +49,7 @@ class Line(NamedTuple):
 
 
 class Point(NamedTuple):
-    """The mean and the standard deviation over seeds at one update (or after some seconds); no deviation if there is one seed."""
+    """The mean and the standard deviation over seeds at one update (or after some seconds); the deviation of a single seed is 0."""
 
     x: float
     mean: float
@@ -93,7 +93,7 @@ def style() -> Iterator[None]:
 
 
 def plain(text: str, longest: int = LONGEST_NAME) -> str:
-    """Any text in a form that can be drawn: one line of printable characters, with its middle left out if it is long."""
+    """Any text in a form that can be drawn: one line of printable characters; the middle of a long text is left out."""
     text = "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cs", "Cn") else c for c in " ".join(text.split()))
     if len(text) <= longest:
         return text
@@ -298,7 +298,7 @@ def scores(
 ) -> "Figure":
     """A point for each seed and a bar for the mean, a row for each contender, the first at the top.
 
-    The axis has a least span, which its label says: otherwise the smallest difference would fill the whole width. Baselines are
+    The axis has a minimum span, which its label gives: otherwise the smallest difference would fill the whole width. Baselines are
     drawn if they are within.
     """
     from matplotlib.figure import Figure
@@ -334,7 +334,7 @@ def scores(
 
 
 def span(values: Sequence[float], accuracy: bool) -> tuple[float, float]:
-    """The limits of an axis for these values, a little wider than they are, and never narrower than the least span."""
+    """The limits of an axis for these values, a little wider than they are, and never narrower than the minimum span."""
     low, high = min(values), max(values)
     least = LEAST_POINTS if accuracy else LEAST_SPAN * abs(fmean(values))
     half = max(1.1 * (high - low), least, 1e-9) / 2

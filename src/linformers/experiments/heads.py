@@ -55,14 +55,16 @@ class Spread(NamedTuple):
         """What the table shows."""
         counted = [f"{count} {word}" for count, word in ((self.slots, "slots"), (self.keys, "exact keys")) if count]
         kinds = [word for count, word in ((self.slots, "slots"), (self.keys, "exact keys")) if count]
-        return f"over how many {' and '.join(kinds)} a query spreads, in the mean (it sees at most {' and '.join(counted)})"
+        return (
+            f"over how many {' and '.join(kinds)} a query spreads on average (it sees at most {' and '.join(counted)})"
+        )
 
     @property
     def note(self) -> str:
         """How many exact keys a query sees, if it opens slots."""
         if self.opened is None:
             return ""
-        return f"a query sees {self.opened[0]:.1f} exact keys in the mean, {self.opened[1]:.1f} of them in slots that it opened"
+        return f"a query sees {self.opened[0]:.1f} exact keys on average, {self.opened[1]:.1f} of them in slots that it opened"
 
 
 class Fullest(NamedTuple):
@@ -116,7 +118,7 @@ def tokens(seer: Visualizer, batch: dict[str, Any], tokenizer: Any) -> dict[str,
 
 
 def short(name: str) -> str:
-    """The short name of a figure: encoder, decoder, decoder-cross, or heads; of what slots hold slots, encoder-slots and so on."""
+    """The short name of a figure: encoder, decoder, decoder-cross, or heads; for what slots hold, slots, encoder-slots and so on."""
     if name.endswith(SLOTS):
         side = short(name.removesuffix(SLOTS))
         return "slots" if side == "heads" else f"{side}-slots"
@@ -143,14 +145,14 @@ def spread(model: Any, batch: dict[str, Tensor]) -> dict[str, Spread]:
         ValueError: for a model without attention.
     """
     seer = Visualizer(model)
-    look, found = seer.look(**batch), {}
-    for name, layers in look.weights.items():
+    seen_by, found = seer.look(**batch), {}
+    for name, layers in seen_by.weights.items():
         table, seen, opened = [], [(0, 0)], []
         for i, weights in enumerate(layers):  # (1, h, n, m)
             share = weights[0].double().clamp(min=1e-12)
             entropy = -(share * share.log()).sum(-1)  # (h, n)
             table.append([round(float(value), 2) for value in entropy.exp().mean(-1)])
-            slots, choice, held = seer.slots(name, i), look.opened[name][i], look.held[name][i]
+            slots, choice, held = seer.slots(name, i), seen_by.opened[name][i], seen_by.held[name][i]
             parts = [(part > 0).sum(-1) for part in (weights[0, ..., :slots], weights[0, ..., slots:])]  # (h, n)
             if choice is not None and held is not None:
                 inside = opened_keys(held, choice)[0].repeat_interleave(len(parts[0]) // choice.shape[1], 0)
@@ -167,8 +169,8 @@ def spread(model: Any, batch: dict[str, Tensor]) -> dict[str, Spread]:
 def fullest(model: Any, batch: dict[str, Any], tokenizer: Any, most: int = 5) -> dict[str, list[Fullest]]:
     """The fullest content slots of each layer, by stack; nothing for other models."""
     seer = Visualizer(model)
-    look, names, found = seer.look(**batch), tokens(seer, batch, tokenizer), dict[str, list[Fullest]]()
-    for name, layers in look.held.items():
+    names, found = tokens(seer, batch, tokenizer), dict[str, list[Fullest]]()
+    for name, layers in seer.look(**batch).held.items():
         for i, held in enumerate(layers):
             if held is None or held.shares is None or held.counted is None:
                 continue
@@ -186,7 +188,7 @@ def fullest(model: Any, batch: dict[str, Any], tokenizer: Any, most: int = 5) ->
 
 
 def most_of(shares: Tensor, names: list[str]) -> str:
-    """The tokens of which a slot holds most, ``(n,)``, each text once."""
+    """The tokens with the largest shares in a slot, as text; the shares ``(n,)`` of equal tokens are added up."""
     total: dict[str, float] = {}
     for text, share in zip(names, shares.tolist(), strict=True):
         total[text] = total.get(text, 0.0) + share

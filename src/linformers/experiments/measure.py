@@ -1,7 +1,7 @@
 """How this project measures: contenders interleaved in one process, the minimum over rounds, and peak memory in separate processes.
 
 A benchmark is a list of cells (for example one n and one k). The contenders of a cell take turns, so that a machine that slows down
-slows all of them; the machine's own matrix product takes its turn with them, so that a time can be read as a share of it.
+slows all of them; a plain matrix product takes turns with them, so that a time can be given as a share of what the machine can do.
 """
 
 import gc
@@ -27,9 +27,9 @@ from linformers.checks import at_least_one
 Step = Callable[[], object]
 Report = Callable[[str], None]
 
-# A contender whose first run takes longer than this is not run again: no warm-up changes such a time.
+# Seconds: a contender whose first run takes longer is not run again, because a warm-up hardly changes such a time.
 SLOW = 10.0
-# A turn lasts at least this long: what takes less runs several times, and its mean counts. The threads have to wake up first.
+# Seconds that a turn lasts at least: shorter steps run several times, and their mean counts, because threads take time to wake up.
 TURN = 0.02
 SGEMM_SIZE = 1024
 
@@ -100,7 +100,7 @@ def _timed(name: str, step: Step, report: Report | None) -> float:
 def measure_cell(
     steps: Mapping[str, Step], rounds: int, *, budget: float | None = 60.0, report: Report | None = None, **facts: Any
 ) -> list[dict[str, Any]]:
-    """Time the contenders of one cell, and the machine's own matrix product with them.
+    """Time the contenders of one cell, and a plain matrix product with them.
 
     Returns:
         A dictionary for each contender: ``facts``, its name, the seconds, the rounds, and the rate of the matrix product.
@@ -137,7 +137,7 @@ def measure_pass(
 
 
 def pass_name(training: bool) -> str:
-    """What a pass is called in results."""
+    """The name of a pass in results."""
     return "training" if training else "forward"
 
 
@@ -173,20 +173,33 @@ def _grown(build: Callable[..., Step], threads: int, options: dict[str, Any]) ->
     step = build(**options)
     sgemm_step(64)()  # the buffers that the matrix library makes once are not the contender's
     gc.collect()
-    status, refs = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-    if not refs.exists():  # not Linux: the high-water mark cannot be reset, so earlier peaks may hide part of this one
-        unit = 1 if sys.platform == "darwin" else 1024
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        step()
-        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * unit
-
-    def kilobytes(field: str) -> int:
-        return next(int(line.split()[1]) for line in status.read_text().splitlines() if line.startswith(field))
-
-    refs.write_text("5")  # resets the high-water mark to the current resident set
-    resident = kilobytes("VmRSS")
+    before = reset_high_water()
     step()
-    return (kilobytes("VmHWM") - resident) * 1024
+    return high_water() - before
+
+
+def reset_high_water() -> int:
+    """Let the high-water mark of this process begin at what it has now, and return that, in bytes.
+
+    Only Linux can: elsewhere earlier peaks may hide part of later ones.
+    """
+    refs = Path("/proc/self/clear_refs")
+    if not refs.exists():
+        return high_water()
+    refs.write_text("5")
+    return _status("VmRSS")
+
+
+def high_water() -> int:
+    """The most bytes that this process had in memory."""
+    if Path("/proc/self/status").exists():
+        return _status("VmHWM")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024
 
 
 def forward_step(run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Step:

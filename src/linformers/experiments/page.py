@@ -1,6 +1,6 @@
 """A report as one self-contained HTML page, for light and dark themes and all screen sizes.
 
-A page is a list of blocks, which hold plain text. The template ``templates/page.html`` turns them into HTML and escapes everything but
+A page is a list of elements, which hold plain text. The template ``templates/page.html`` turns them into HTML and escapes everything but
 the drawings, which :func:`linformers.experiments.figures.svg` makes.
 """
 
@@ -67,7 +67,7 @@ class Numbers:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names and values, one pair a line."""
+    """Names and values, one pair per line."""
 
     kind: ClassVar = "facts"
     values: Sequence[tuple[str, str]]
@@ -92,18 +92,18 @@ class Settings:
 
 @dataclass(frozen=True)
 class Folded:
-    """Blocks that are shown when the summary is clicked."""
+    """Elements that are shown when the summary is clicked."""
 
     kind: ClassVar = "folded"
     summary: str
-    inside: "Sequence[Block]"
+    inside: "Sequence[Element]"
 
 
-Block = Heading | Paragraph | Contents | Table | Numbers | Facts | Picture | Settings | Folded
+Element = Heading | Paragraph | Contents | Table | Numbers | Facts | Picture | Settings | Folded
 
 
-def render(title: str, blocks: Sequence[Block]) -> str:
-    """The page."""
+def render(title: str, elements: Sequence[Element]) -> str:
+    """The HTML of a page."""
     environment = Environment(
         loader=PackageLoader("linformers.experiments"),
         autoescape=True,
@@ -111,12 +111,12 @@ def render(title: str, blocks: Sequence[Block]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    text = environment.get_template("page.html").render(title=title, blocks=blocks)
+    text = environment.get_template("page.html").render(title=title, elements=elements)
     return text.encode("utf-8", "replace").decode()  # a file name may contain bytes that are not UTF-8
 
 
 def picture(figure: "Figure", name: str, caption: str) -> Picture:
-    """A figure as a block; ``name`` is unique in the page."""
+    """A figure as an element; ``name`` is unique in the page."""
     return Picture(svg(figure, name, caption), caption)
 
 

@@ -13,11 +13,11 @@ def draw(sources: Sequence[Path], out: Path | None = None, names: Sequence[str] 
 
     Args:
         sources: runs, comparisons, or JSON files.
-        out: where to; None puts a figure beside what it is drawn from, and that of several runs into ``figures``.
+        out: the folder of the figures; None puts a figure beside its source, and that of several runs into ``figures``.
         names: of the runs.
 
     Raises:
-        ValueError: if a source is none of these, or if the names are not as many as the runs.
+        ValueError: if a source is none of these, or if there is not one name for each run.
     """
     runs = [read_run(path) for path in sources if path.suffix != ".json" and not is_comparison(path)]
     if names is not None and len(names) != len(runs):

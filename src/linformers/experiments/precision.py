@@ -53,7 +53,7 @@ def contenders(model: Linformer, compiled: bool) -> dict[str, Callable[[Tensor],
 
 
 def quantised(model: Linformer) -> Linformer:
-    """A copy whose linear layers have int8 weights and quantise their inputs as they come."""
+    """A copy whose linear layers have int8 weights and quantise their inputs dynamically."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that this will move to another package
         return torch.ao.quantization.quantize_dynamic(model, {torch.nn.Linear}, dtype=torch.qint8)

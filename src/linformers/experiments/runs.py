@@ -41,7 +41,7 @@ class RunFiles:
 
     @property
     def baselines(self) -> dict[str, dict[str, Any]]:
-        """The scores of all baselines by name: the frequencies first, then what counting more gives."""
+        """The scores of all baselines by name: the frequencies first, then the other count-based ones."""
         return {name: dict(scores) for name, scores in against(self.results)}
 
     @property
@@ -108,10 +108,10 @@ def read_run(directory: Path) -> RunFiles:
 
 
 def read_json(path: Path, known: Mapping[str, Check] | None = None) -> dict[str, Any]:
-    """A JSON file that holds an object; the fields that are known are checked if they are there.
+    """A JSON file that holds an object; fields in ``known`` are checked if they are present.
 
     Raises:
-        ValueError: if it does not.
+        ValueError: if it holds something else, or a field is wrong.
     """
     return read_object(path, optional=known, advice="make it again, or restore it")
 

@@ -138,7 +138,7 @@ def kind_of(config: Any, n: int, m: int) -> str:
 
 @torch.no_grad()
 def use_of_slots(model: Any, batch: dict[str, Tensor]) -> dict[str, list[float]]:
-    """What slots hold, on one input: nothing for models whose slots are fixed mixtures of positions.
+    """How slots are used on one input; empty for models whose slots are fixed mixtures of positions.
 
     Returns:
         For content slots ``alive``, the share of them that are, in each layer (:func:`linformers.models.held.slots_alive`); for slots that can be
@@ -148,9 +148,9 @@ def use_of_slots(model: Any, batch: dict[str, Tensor]) -> dict[str, list[float]]
     stacks = {name: module for name, module in part.named_modules() if isinstance(module, Linformer)}
     if len(stacks) != 1:
         return {}
-    look = Visualizer(part).look(**batch)
-    layers = [held for one in look.held.values() for held in one]
-    choices = [choice for one in look.opened.values() for choice in one]
+    seen = Visualizer(part).look(**batch)
+    layers = [held for one in seen.held.values() for held in one]
+    choices = [choice for one in seen.opened.values() for choice in one]
     found: dict[str, list[float]] = {}
     alive = [slots_alive({"": [held]}) for held in layers]
     if all(share is not None for share in alive):
@@ -236,7 +236,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def draw(result: dict[str, Any]) -> "Figure":
-    """Left the curves, a colour for each layer; right the heat map of layers and heads at the index."""
+    """On the left the curves, a colour for each layer; on the right the heat map of layers and heads at the index."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -249,9 +249,7 @@ def draw(result: dict[str, Any]) -> "Figure":
         colours = colormaps["plasma"]
         steps = range(1, rank + 1)
         for i, layer in enumerate(table):
-            colour = colours(
-                0.15 + 0.7 * i / max(1, layers - 1)
-            )  # the ends of the colour map vanish on a dark or light background
+            colour = colours(0.15 + 0.7 * i / max(1, layers - 1))  # its ends vanish on a dark or light background
             for head in layer:
                 left.plot(steps, head, color=colour, alpha=0.22, linewidth=0.7)
             left.plot(steps, layer.mean(0), color=colour, label=f"layer {i + 1}: k = {result['k'][i]}")

@@ -64,7 +64,7 @@ def make_step(
     slots: str = OURS,
     room: tuple[Tensor, Tensor] | None = None,
 ) -> Step:
-    """One pass over ``room``, or over room of its own."""
+    """One pass over ``room``: an input, and space for the output; None allocates them."""
     torch.manual_seed(0)
     model = Linformer(n, d, k, nhead=heads, dim_ff=ff, parameter_sharing="kv", **SLOTS[slots]).eval()
     x, out = make_room(n, d) if room is None else room
@@ -72,7 +72,7 @@ def make_step(
 
 
 def passes(step: Step, count: int, done: Report) -> Step:
-    """The same several times, and ``done`` at the end."""
+    """A step that runs ``step`` several times, and calls ``done`` at the end."""
 
     def run() -> None:
         for _ in range(count):

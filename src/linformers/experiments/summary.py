@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from linformers.experiments import comparison, figures
 from linformers.experiments.figures import Line, is_number
 from linformers.experiments.page import (
-    Block,
     Contents,
+    Element,
     Facts,
     Folded,
     Heading,
@@ -58,7 +58,7 @@ COSTS = (
 )
 WHAT = ("task", "attention", "cross_attention", "n", "k", "sharing", "method")
 LONGEST_SAMPLE = 600
-LOOK = {"length": 256, "samples": 4}  # for a spectrum that was not measured before
+MEASURED = {"length": 256, "samples": 4}  # the inputs of a spectrum that was not saved before
 TASKS = {
     "mlm": "masked language model",
     "clm": "causal language model",
@@ -81,7 +81,7 @@ def build(directories: Sequence[Path], *, models: bool = True) -> str:
     comparisons = [path for path in directories if is_comparison(path)]
     titles = unique([run.name for run in runs] + [path.resolve().name for path in comparisons])
     title = titles[0] if len(titles) == 1 else "linformers: " + ", ".join(titles)
-    parts: list[Block] = [Heading(1, title), Paragraph(f"Made by linformers report on {today()}.", soft=True)]
+    parts: list[Element] = [Heading(1, title), Paragraph(f"Made by linformers report on {today()}.", soft=True)]
     if len(titles) > 1:
         parts.append(Contents([(f"part-{i}", name) for i, name in enumerate(titles)]))
     for number, task in enumerate(dict.fromkeys(run.settings.get("task") for run in runs)):
@@ -97,7 +97,7 @@ def build(directories: Sequence[Path], *, models: bool = True) -> str:
     return render(title, parts)
 
 
-def together(runs: Sequence[RunFiles], names: Sequence[str], task: str, anchor: str) -> list[Block]:
+def together(runs: Sequence[RunFiles], names: Sequence[str], task: str, anchor: str) -> list[Element]:
     """Several runs of one task side by side."""
     what = [key for key in WHAT if key != "cross_attention" or task == "seq2seq"]
     scores = scores_of([run.results for run in runs])
@@ -148,10 +148,10 @@ def facts(settings: Mapping[str, Any], more: Sequence[tuple[str, str]] = ()) -> 
     return Facts([(name, text) for name, text in (*found, *more) if text])
 
 
-def about_run(run: RunFiles, name: str, anchor: str, models: bool) -> list[Block]:
-    """All about one run."""
+def about_run(run: RunFiles, name: str, anchor: str, models: bool) -> list[Element]:
+    """The section of one run."""
     cut = [("test texts cut", comparison.about_cut(run.cut))] if run.cut else []
-    parts: list[Block] = [facts(run.settings, cut)]
+    parts: list[Element] = [facts(run.settings, cut)]
     if found := [(number.name, text) for number in (*SCORES, *SEVERAL, *COSTS) if (text := number.of(run.results))]:
         parts.append(Numbers(found))
     if run.results:
@@ -175,12 +175,12 @@ def about_run(run: RunFiles, name: str, anchor: str, models: bool) -> list[Block
     return parts
 
 
-def tested(run: RunFiles) -> list[Block]:
+def tested(run: RunFiles) -> list[Element]:
     """The scores of the test beside those of the baselines, and what they say in words."""
     text = f"On the {run.results.get('part', 'test')} part, which it was not trained on."
     about = {"task": run.settings.get("task"), "had": had(run.settings), **run.results}
-    said = [f"{one[0].upper()}{one[1:]}." for one in verdict(about)]
-    parts: list[Block] = [Paragraph(" ".join([text, *said]), soft=True)]
+    sentences = [f"{one[0].upper()}{one[1:]}." for one in verdict(about)]
+    parts: list[Element] = [Paragraph(" ".join([text, *sentences]), soft=True)]
     if run.baselines:
         rows = [("this model", run.results), *run.baselines.items()]
         numbers = scores_of([run.results])
@@ -194,7 +194,7 @@ def scores_of(results: Sequence[Mapping[str, Any]]) -> list[Number]:
     return [*SCORES, *(number for number in SEVERAL if any(number.of(one) for one in results))]
 
 
-def classes(rows: Any) -> list[Block]:
+def classes(rows: Any) -> list[Element]:
     """The report of each class, if there is one."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not rows:
         return []
@@ -203,7 +203,7 @@ def classes(rows: Any) -> list[Block]:
     return [Heading(3, "Classes"), Table(keys, lines, stacked=False)]
 
 
-def samples(rows: Any) -> list[Block]:
+def samples(rows: Any) -> list[Element]:
     """Predictions of the model for some held-out examples."""
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows) or not rows:
         return []
@@ -213,13 +213,13 @@ def samples(rows: Any) -> list[Block]:
     return [Heading(3, "Samples"), Table(heads, lines, texts=range(len(keys)))]
 
 
-def inside(run: RunFiles, anchor: str, models: bool) -> list[Block]:
+def inside(run: RunFiles, anchor: str, models: bool) -> list[Element]:
     """Heads and spectrum: as saved, or computed from the model."""
     from linformers.experiments import spectrum
 
     saved = run.directory / "spectrum.json"
     measured = spectrum.read(saved) if saved.is_file() else None
-    parts: list[Block] = []
+    parts: list[Element] = []
     # Without attention a decoder still has cross-attention to show.
     if models and (run.settings.get("attention") != "none" or run.settings.get("task") == "seq2seq"):
         try:
@@ -230,7 +230,8 @@ def inside(run: RunFiles, anchor: str, models: bool) -> list[Block]:
         if measured is None and run.settings.get("attention") == "full":
             from linformers.experiments.texts import passages
 
-            batches = passages(None, subject.tokenizer, min(subject.longest, LOOK["length"]), LOOK["samples"])
+            length = min(subject.longest, MEASURED["length"])
+            batches = passages(None, subject.tokenizer, length, MEASURED["samples"])
             measured = spectrum.measure(subject, batches, name=run.name)
     if measured is not None:
         caption = f"Normalised cumulative singular values of the attention matrices. {measured.get('note', '')}".strip()
@@ -244,7 +245,7 @@ def inside(run: RunFiles, anchor: str, models: bool) -> list[Block]:
     return parts
 
 
-def heads_of(run: RunFiles, anchor: str) -> tuple[list[Block], Any]:
+def heads_of(run: RunFiles, anchor: str) -> tuple[list[Element], Any]:
     """The heads of a run on a text: a sample of its own, or the beginning of the default text; and the model."""
     from linformers.experiments import heads, spectrum
     from linformers.experiments.texts import read
@@ -258,7 +259,7 @@ def heads_of(run: RunFiles, anchor: str) -> tuple[list[Block], Any]:
     ]
     text = next((text for text in own if text.strip()), None) or read(None)[0]
     batch = heads.inputs(subject.model, subject.tokenizer, text, subject.longest)
-    parts: list[Block] = [Heading(3, "Heads")]
+    parts: list[Element] = [Heading(3, "Heads")]
     for name, figure in heads.draw(subject.model, batch, subject.tokenizer).items():
         what = (
             "how many tokens each slot holds, and which chose it,"
@@ -275,11 +276,11 @@ def heads_of(run: RunFiles, anchor: str) -> tuple[list[Block], Any]:
     return parts, subject
 
 
-def about_comparison(path: Path, anchor: str) -> list[Block]:
-    """All about a comparison, from its directory."""
+def about_comparison(path: Path, anchor: str) -> list[Element]:
+    """The section of a comparison, from its directory."""
     result = comparison.summarise(path)
     cut = "; ".join(comparison.about_cut(one) for one in result["cut"])
-    parts: list[Block] = [facts(result["settings"], [("test texts cut", cut)])]
+    parts: list[Element] = [facts(result["settings"], [("test texts cut", cut)])]
     parts.append(Paragraph(f"Scores are on held-out data. {comparison.about_seeds(result)}"))
     parts.append(Table(*comparison.table(result)))
     parts += [Paragraph(note) for note in result["notes"]]
@@ -295,7 +296,7 @@ def abbreviated(text: str) -> str:
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """Names, with a number appended to those that repeat."""
+    """Names, with a number appended to repeated ones."""
     found: list[str] = []
     for name in names:
         count = sum(other == name or other.startswith(f"{name} (") for other in found)

@@ -25,17 +25,17 @@ from linformers.training.settings import Settings
 
 Axis = Literal["attention", "k", "sharing", "method", "n"]
 AXES: tuple[str, ...] = typing.get_args(Axis)
-UNLEARNED = ("seed", "threads", "workers", "keep", "save_steps", "log_steps")
+UNLEARNED = (
+    "seed",
+    "threads",
+    "workers",
+    "keep",
+    "save_steps",
+    "log_steps",
+)  # settings that do not change what is learned
 UNSHARED = ("mean", "max")  # methods without parameters, for which all sharing modes are the same model
-OF_SLOTS = (
-    "k",
-    "sharing",
-    "method",
-    "start",
-    "block_size",
-    "open_slots",
-    "open_reach",
-)  # settings that only attention to slots has
+# Settings that only attention to slots has.
+OF_SLOTS = ("k", "sharing", "method", "start", "block_size", "open_slots", "open_reach")
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,12 @@ def complete(base: Settings) -> Settings:
         raise ValueError("a comparison runs the seeds 0, 1, ...; give their number with --seeds")
     if "source" in given:
         raise ValueError(
-            f"--from {base.source}: contenders differ in what a source decides; a comparison trains from nothing"
+            f"--from {base.source}: contenders differ in settings that a source decides; a comparison trains from scratch"
         )
     if "epochs" in given:
         raise ValueError(f"--epochs {base.epochs}: contenders have the same number of updates; give --max-steps")
-    return filled(base if "patience" in given else dataclasses.replace(base, patience=0))  # all have the same budget
+    # Without early stopping, so that all contenders have the same budget.
+    return filled(base if "patience" in given else dataclasses.replace(base, patience=0))
 
 
 def varied(axis: str, base: Settings) -> list[str]:
@@ -174,7 +175,7 @@ def in_slots(changes: Mapping[str, Any], base: Settings) -> bool:
 
 
 def convert(text: str, key: str, value: str) -> Any:
-    """A value of a setting from its text."""
+    """The value of a setting, from its text in a contender."""
     hints = typing.get_type_hints(Settings)
     if key not in hints or key in ("task", "data", "targets", "source", "epochs", "seed", "threads"):
         raise ValueError(f"contender {text!r}: {key!r} is not a setting that contenders can differ in")
@@ -204,8 +205,8 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
 
     Args:
         base: see :func:`complete`.
-        contenders: each as :func:`parse` takes it; those that are the same count once.
-        seeds: how many.
+        contenders: each in the form that :func:`parse` reads; duplicates are dropped.
+        seeds: the number of seeds.
 
     Raises:
         ValueError: for invalid contenders or seeds, and for settings that contradict each other.
@@ -257,15 +258,13 @@ def arguments(settings: Settings) -> list[str]:
 
 
 def as_planned(settings: Settings, out: Path) -> Settings:
-    """The settings, with the slots of a comparison that exists where they are not given: defaults may be others than when it began."""
+    """The settings; where the options of slots are not given, those of an existing comparison, because defaults may have changed since."""
     if not is_comparison(out):
         return settings
     saved, given = read_plan(out)[0], settings.given()
     names = ("method", "sharing", "start", "open_slots", "open_reach")
-    known = {
-        **{name: DEFAULTS.get(name) for name in names},
-        **saved,
-    }  # the comparison may be from a version without them
+    # The comparison may be from a version without these settings.
+    known = {**{name: DEFAULTS.get(name) for name in names}, **saved}
     return dataclasses.replace(settings, **{name: known[name] for name in names if name not in given})
 
 
@@ -273,7 +272,7 @@ def merged_plan(out: Path, base: Settings, cells: Sequence[Cell], seconds: float
     """The plan of a comparison: the base and its cells, with those of earlier commands.
 
     Args:
-        seconds: of training that each cell gets, if that is the same for all, and not the number of updates.
+        seconds: the training time of each cell, if that is the budget; None if it is the number of updates.
 
     Raises:
         ValueError: if the directory holds a comparison from another base, or something else.
@@ -285,13 +284,12 @@ def merged_plan(out: Path, base: Settings, cells: Sequence[Cell], seconds: float
         if (before := old.get("seconds")) != seconds:
             raise ValueError(
                 f"{out} holds a comparison with --seconds {before or 'not given'}, and now it is {seconds or 'not given'}; "
-                "give the same options to go on, or another --out"
+                "give the same options to continue it, or another --out"
             )
         updates = old.get("updates", {})
         for key, value in settings.items():
-            before = old["settings"].get(
-                key, DEFAULTS.get(key)
-            )  # the comparison may be from a version without this setting
+            # The comparison may be from a version without this setting.
+            before = old["settings"].get(key, DEFAULTS.get(key))
             if before != value:
                 raise ValueError(
                     f"{out} holds a comparison with {key} = {before}, but now it is {value}; "
@@ -366,7 +364,7 @@ def comparable(base: Settings) -> dict[str, Any]:
 
 
 def filled(settings: Settings) -> Settings:
-    """Complete settings, checked by building their model without weights."""
+    """The settings with every value set, checked by building their model without weights."""
     with needed("linformers compare", "train"):
         from linformers.training.models import complete  # with transformers
     return complete(settings)

@@ -14,7 +14,7 @@ from linformers.linearize.saved import batches
 
 
 def read(path: Path | None) -> list[str]:
-    """The documents of a file (one), or those of the default text.
+    """The text of a file as one document, or the documents of the default text.
 
     Raises:
         ValueError: if the file has no text in it, or is not UTF-8.

@@ -1,0 +1,1 @@
+"""Files that are checked when they are read, and complete when they are written."""

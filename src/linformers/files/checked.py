@@ -18,10 +18,7 @@ from typing import Any
 
 Check = Callable[[Any, str], None]
 
-
 LARGEST_JSON = 1 << 27  # bytes; tokenisers with the largest vocabularies need a quarter of that
-
-
 LARGEST_WHOLE = 2**63 - 1
 
 
@@ -45,7 +42,7 @@ def open_regular(path: Path) -> BufferedReader:
 
 
 def kind_of(mode: int) -> str:
-    """What a file is, by its mode, for a message."""
+    """The kind of a file, from its mode, in words for a message."""
     for test, name in (
         (stat.S_ISDIR, "a directory"),
         (stat.S_ISFIFO, "a pipe"),
@@ -161,7 +158,7 @@ def reading(what: object, advice: str = "") -> Iterator[None]:
         raise ValueError(f"cannot read {what}: {why}" + (f"; {advice}" if advice else "")) from error
 
 
-# Checks
+# Checks: the docstring of each says what passes.
 
 
 def fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None, *, only: bool = False) -> Check:
@@ -202,7 +199,7 @@ def named(check: Check, names: Check | None = None) -> Check:
 
 
 def each(check: Check, least: int = 0, most: int | None = None) -> Check:
-    """A list whose entries all pass one check."""
+    """A list, of ``least`` to ``most`` entries, that all pass one check."""
 
     def check_all(value: Any, place: str) -> None:
         if not isinstance(value, list | tuple) or len(value) < least or (most is not None and len(value) > most):
@@ -216,7 +213,7 @@ def each(check: Check, least: int = 0, most: int | None = None) -> Check:
 
 
 def whole(low: int = 0, high: int = LARGEST_WHOLE) -> Check:
-    """A whole number."""
+    """A whole number from ``low`` to ``high``."""
 
     def check(value: Any, place: str) -> None:
         if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
@@ -227,7 +224,7 @@ def whole(low: int = 0, high: int = LARGEST_WHOLE) -> Check:
 
 
 def number(low: float = -math.inf, high: float = math.inf, *, finite: bool = True) -> Check:
-    """A number; ``finite=False`` also allows those that JSON does not have."""
+    """A number from ``low`` to ``high``; ``finite=False`` also allows NaN and infinity, which JSON does not have."""
 
     def check(value: Any, place: str) -> None:
         if not isinstance(value, bool) and isinstance(value, Real):
@@ -249,7 +246,7 @@ def as_float(value: Any) -> float:
 
 
 def text(allowed: Collection[str] | None = None) -> Check:
-    """A text, or one of these."""
+    """A text; with ``allowed``, one of these."""
 
     def check(value: Any, place: str) -> None:
         if not isinstance(value, str) or (allowed is not None and value not in allowed):
@@ -335,5 +332,5 @@ def refused(value: Any, place: str, allowed: str) -> ValueError:
 
 
 def inside(place: str, name: str) -> str:
-    """The place of a field."""
+    """The place of a field in a message: ``place.name``, or the name alone in the outermost object."""
     return f"{place}.{name}" if place else name

@@ -13,7 +13,7 @@ from linformers.nn.state import DecodingState, LayerState
 
 
 class LinformerCacheLayer:
-    """The state of one layer, with the keys and values that a layer of any other cache has."""
+    """The state of one layer, with the attributes ``keys`` and ``values`` of transformers' cache layers."""
 
     is_compileable = is_sliding = False
 
@@ -32,7 +32,7 @@ class LinformerCacheLayer:
 
     @property
     def values(self) -> Tensor | None:
-        """The same for the values."""
+        """The values of :attr:`keys`, in the same shape."""
         return None if self.state.attention is None else self.state.attention.stored()[1]
 
 

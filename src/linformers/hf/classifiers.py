@@ -24,7 +24,7 @@ from linformers.ops.span import refuse
 
 
 class Classifier(LinformerPreTrainedModel):
-    """What the classifiers have in common: dropout after the features, and pooling."""
+    """Shared by the classifiers: dropout after the features, and pooling."""
 
     weigh: nn.Linear | None
 
@@ -46,7 +46,7 @@ class Classifier(LinformerPreTrainedModel):
 
 
 class LinformerForSequenceClassification(Classifier):
-    """Logits of the classes of a sequence, or numbers (``problem_type="regression"``)."""
+    """Logits of the classes of a sequence, or predicted numbers (``problem_type="regression"``)."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
@@ -68,24 +68,18 @@ class LinformerForSequenceClassification(Classifier):
         return_dict: bool | None = None,
     ) -> Any:
         """Logits ``(b, c)``; with ``labels``, ``(b,)`` for one class or number, ``(b, c)`` for several, also the loss."""
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            use_cache=False,
+        outputs = self._features(
+            *(input_ids, attention_mask, token_type_ids, inputs_embeds),
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            return_dict=True,
         )
         logits = self.classifier(self.pooled(outputs.last_hidden_state, attention_mask))
         return self._answer(
             SequenceClassifierOutput,
             return_dict,
+            outputs,
             loss=None if labels is None else self._loss(logits, labels.to(logits.device), num_items_in_batch),
             logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
         )
 
     def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
@@ -131,31 +125,25 @@ class LinformerForTokenClassification(Classifier):
         return_dict: bool | None = None,
     ) -> Any:
         """Logits ``(b, n, c)``; with ``labels`` ``(b, n)``, -100 where there is none, also the loss."""
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            use_cache=False,
+        outputs = self._features(
+            *(input_ids, attention_mask, token_type_ids, inputs_embeds),
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            return_dict=True,
         )
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         return self._answer(
             TokenClassifierOutput,
             return_dict,
+            outputs,
             loss=None if labels is None else token_loss(logits, labels, num_items_in_batch),
             logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
         )
 
 
 class LinformerForQuestionAnswering(LinformerPreTrainedModel):
-    """Logits of where the answer in a text begins and where it ends."""
+    """Logits of the first and of the last token of the answer in a text."""
 
-    accepts_loss_kwargs = False  # the Trainer counts labels, and these are positions
+    accepts_loss_kwargs = False  # the Trainer counts labels, and this model has positions instead
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
@@ -176,15 +164,10 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         return_dict: bool | None = None,
     ) -> Any:
         """Logits of the first and the last token of the answer, ``(b, n)`` each; with their positions ``(b,)`` also the loss."""
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
-            use_cache=False,
+        outputs = self._features(
+            *(input_ids, attention_mask, token_type_ids, inputs_embeds),
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            return_dict=True,
         )
         first, last = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
@@ -199,16 +182,15 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         return self._answer(
             QuestionAnsweringModelOutput,
             return_dict,
+            outputs,
             loss=loss,
             start_logits=first.contiguous(),
             end_logits=last.contiguous(),
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
         )
 
 
 class LinformerForMultipleChoice(Classifier):
-    """Logits of several texts, of which one is right."""
+    """Logits of several choices, each a text; one of them is right."""
 
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config)
@@ -235,25 +217,15 @@ class LinformerForMultipleChoice(Classifier):
                 f"expected input_ids of shape (batch, choices, length), got {None if given is None else tuple(given.shape)}"
             )
         choices = given.shape[1]
-        ids, mask, types, embedded = (
+        flat = [
             None if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, token_type_ids, inputs_embeds)
-        )
-        outputs = self.model(
-            ids,
-            mask,
-            types,
-            embedded,
-            use_cache=False,
-            output_attentions=output_attentions,
-            output_hidden_states=output_hidden_states,
-            return_dict=True,
-        )
-        logits = self.classifier(self.pooled(outputs.last_hidden_state, mask)).view(-1, choices)
+        ]
+        outputs = self._features(*flat, output_attentions=output_attentions, output_hidden_states=output_hidden_states)
+        logits = self.classifier(self.pooled(outputs.last_hidden_state, flat[1])).view(-1, choices)
         return self._answer(
             MultipleChoiceModelOutput,
             return_dict,
+            outputs,
             loss=None if labels is None else token_loss(logits, labels, num_items_in_batch),
             logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
         )

@@ -159,7 +159,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
         return config
 
     def encoder_decoder(self) -> Self:
-        """The configuration itself if it is for a sequence-to-sequence model, otherwise a copy; completed for one."""
+        """The configuration itself if it is for a sequence-to-sequence model, otherwise a copy; with all fields that such a model needs."""
         if self.type_vocab_size:
             raise ValueError(
                 f"type_vocab_size={self.type_vocab_size} is not for sequence-to-sequence models; leave it 0"
@@ -205,8 +205,10 @@ class LinformerConfig(Shared, PreTrainedConfig):
         if self.decoder_start_token_id is None:
             self.decoder_start_token_id = self.pad_token_id if self.bos_token_id is None else self.bos_token_id
         if self.decoder_proj_k is None:
-            room, k = self.max_target_positions or 1, self.slots
-            self.decoder_proj_k = min(k, room) if isinstance(k, int) else [min(one, room) for one in k]
+            room, k = self.max_target_positions, self.slots
+            if room is not None:
+                k = min(k, room) if isinstance(k, int) else [min(one, room) for one in k]
+            self.decoder_proj_k = k
 
     def _check_types(self) -> None:
         for name, hint in TYPES.items():
@@ -301,9 +303,10 @@ class LinformerConfig(Shared, PreTrainedConfig):
             raise ValueError(
                 f"{length}=None, for inputs of any length, needs attention='linformer' and method='content'"
             )
-        if n is None and (self.is_encoder_decoder or self.position_embedding_type == "learned"):
-            what = "an encoder-decoder" if self.is_encoder_decoder else "position_embedding_type='learned'"
-            raise ValueError(f"{what} needs a maximum length, got {length}=None; give a number")
+        if n is None and self.position_embedding_type == "learned":
+            raise ValueError(
+                f"position_embedding_type='learned' needs a maximum length, got {length}=None; give a number"
+            )
         if causal and self.attention == "linformer" and self.method != "content":
             block = None
             for one in k if isinstance(k, list) else [k]:

@@ -18,7 +18,7 @@ from linformers.ops.span import refuse
 
 
 class LanguageModel(LinformerPreTrainedModel):
-    """What the language models have in common: features to logits."""
+    """Shared by the language models: features to logits."""
 
     lm_head: nn.Linear
 
@@ -61,17 +61,13 @@ class LinformerForMaskedLM(LanguageModel):
         """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, -100 where there is none, also the loss.
 
         Args:
-            asked_only: compute the logits only of positions that have a label, ``(labels, v)``: the loss is the same, at a fraction
-                of the cost of the output layer.
+            asked_only: compute the logits of positions with a label only, ``(labels, v)``: the same loss, at a fraction of the cost of the
+                output layer.
         """
-        outputs = self.model(
-            input_ids,
-            attention_mask,
-            token_type_ids,
-            inputs_embeds,
+        outputs = self._features(
+            *(input_ids, attention_mask, token_type_ids, inputs_embeds),
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
-            return_dict=True,
         )
         x = outputs.last_hidden_state
         if asked_only:
@@ -83,10 +79,9 @@ class LinformerForMaskedLM(LanguageModel):
         return self._answer(
             MaskedLMOutput,
             return_dict,
+            outputs,
             loss=None if labels is None else token_loss(logits, labels, num_items_in_batch),
             logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
         )
 
 
@@ -147,10 +142,9 @@ class LinformerForCausalLM(LanguageModel, GenerationMixin):
         return self._answer(
             CausalLMOutputWithPast,
             return_dict,
+            outputs,
             # The last position has no next token to be compared with.
             loss=None if labels is None else token_loss(logits[:, :-1], labels[:, 1:], num_items_in_batch),
             logits=logits,
             past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
         )

@@ -94,7 +94,8 @@ class LinformerPreTrainedModel(PreTrainedModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         std = self.config.initializer_range
-        if isinstance(module, Projection):  # more than one call of torch.nn.init, and transformers guards only these
+        # transformers leaves loaded tensors alone in calls of torch.nn.init only; a projection also initialises itself by other calls.
+        if isinstance(module, Projection):
             if not any(map(is_initialized, module.state_dict(keep_vars=True).values())):
                 module.reset_parameters()
         elif std is not None and isinstance(module, nn.Linear | nn.Embedding):
@@ -104,8 +105,21 @@ class LinformerPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | nn.LayerNorm):
             module.reset_parameters()
 
-    def _answer(self, kind: type[ModelOutput], return_dict: bool | None, **values: Any) -> Any:
-        """An output of this kind, or a tuple with ``return_dict=False``."""
+    def _features(
+        self, *inputs: Tensor | None, output_attentions: bool | None, output_hidden_states: bool | None
+    ) -> Any:
+        """The output of the model inside, without a cache.
+
+        Args:
+            inputs: ``input_ids``, ``attention_mask``, ``token_type_ids`` and ``inputs_embeds``.
+        """
+        shown = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        return self.model(*inputs, use_cache=False, **shown, return_dict=True)
+
+    def _answer(self, kind: type[ModelOutput], return_dict: bool | None, features: Any = None, **values: Any) -> Any:
+        """An output of this kind, with the states and weights of ``features``; a tuple with ``return_dict=False``."""
+        if features is not None:
+            values |= {"hidden_states": features.hidden_states, "attentions": features.attentions}
         output = kind(**values)
         return output if (self.config.return_dict if return_dict is None else return_dict) else output.to_tuple()
 
@@ -116,9 +130,12 @@ class LinformerModel(LinformerPreTrainedModel):
     Args:
         config: sizes and options.
         context_size: add cross-attention to a context of at most this length.
+        context_channels: channels of that context, which may have any length without ``context_size``; None means ``hidden_size``.
     """
 
-    def __init__(self, config: LinformerConfig, context_size: int | None = None) -> None:
+    def __init__(
+        self, config: LinformerConfig, context_size: int | None = None, context_channels: int | None = None
+    ) -> None:
         if config.is_encoder_decoder:
             raise ValueError(
                 "this configuration has is_encoder_decoder=True; build LinformerForSeq2SeqLM, whose .encoder is a LinformerModel"
@@ -127,7 +144,8 @@ class LinformerModel(LinformerPreTrainedModel):
         options = config.shared()
         if not config.is_decoder:
             options["block_size"] = None
-        if not context_size:
+        has_context = context_size is not None or context_channels is not None
+        if not has_context:
             options["cross_attention"] = "same"
         self.body = TokenStack(
             config.vocab_size,
@@ -149,7 +167,8 @@ class LinformerModel(LinformerPreTrainedModel):
             dropout=config.attention_probs_dropout_prob,
             dropout_ff=config.hidden_dropout_prob,
             context_size=context_size,
-            context_k=config.cross_proj_k if context_size else None,
+            context_channels=context_channels,
+            context_k=config.cross_proj_k if has_context else None,
             **options,
         )
         for layer in self.body.linformer.layers:
@@ -264,7 +283,7 @@ class LinformerModel(LinformerPreTrainedModel):
         if self.token_type_emb is not None:
             types = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device) if types is None else types
             return x + self.token_type_emb(types)
-        # Many tokenisers return zeros by default; other values are meant to have an effect.
+        # Many tokenisers return zeros by default, which mean nothing; other values are meant to have an effect.
         if types is not None and readable(types) and types.any():
             raise ValueError(
                 f"got token_type_ids up to {int(types.max())}, but the model was built with type_vocab_size=0"
@@ -321,8 +340,8 @@ def token_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None
     """Mean cross-entropy of ``(..., v)`` logits over the labels that are not -100.
 
     Args:
-        count: divide by this instead of the number of labels: that of all batches whose gradients are accumulated. The labels of a sequence
-            that is split over processes are all counted, and the losses of the processes add up.
+        count: divide by this instead of the number of labels: the number in all batches whose gradients are accumulated. If None and a
+            sequence is split over processes, the labels of all processes are counted, so that their losses add up to the mean.
     """
     check_labels(labels, logits)
     labels = labels.to(logits.device).flatten()

@@ -33,7 +33,8 @@ class LinformerForSeq2SeqLM(LanguageModel, GenerationMixin):
     def __init__(self, config: LinformerConfig) -> None:
         super().__init__(config.encoder_decoder())
         self.encoder = LinformerModel(self.config.encoder_side())
-        self.decoder = LinformerModel(self.config.decoder_side(), self.config.max_position_embeddings)
+        source = self.config.max_position_embeddings, self.config.hidden_size
+        self.decoder = LinformerModel(self.config.decoder_side(), *source)
         self.lm_head = self.new_head()
         self.post_init()
 

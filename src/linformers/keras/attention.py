@@ -237,7 +237,7 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
         training: bool | None = None,
         use_causal_mask: bool = False,
     ) -> Any:
-        """See the class."""
+        """Attention; the arguments are documented in the class."""
         if self.projection_dim is None:
             return super().call(
                 query,
@@ -252,9 +252,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 use_causal_mask=use_causal_mask,
             )
         key = value if key is None else key
-        if (
-            private.in_symbolic_scope()
-        ):  # only shapes are computed; some backends put in arbitrary lengths where they are unknown
+        # Only shapes are computed; some backends put in arbitrary lengths where they are unknown.
+        if private.in_symbolic_scope():
             shapes = self._output_shapes(ops.shape(query), value.shape)
             outputs = tuple(ops.zeros(shape, dtype=self.compute_dtype) for shape in shapes)
             return outputs if return_attention_scores else outputs[0]
@@ -326,9 +325,8 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
                 "ones too; use projection_dim=None"
             )
         if private.uses_flash(self) and return_attention_scores:
-            private.computes_attention(
-                self, query, value, value, return_attention_scores=True
-            )  # raises Keras' own error
+            # Raises the error of Keras.
+            private.compute_attention(self, query, value, value, return_attention_scores=True)
         if attention_mask is not None and len(query.shape) > 3:
             raise ValueError(
                 f"attention_mask is not supported for inputs of {len(query.shape)} axes with a projection; pass value_mask of shape "

@@ -1,6 +1,6 @@
 """Sequence projections for Keras: shorten keys and values from s positions to k slots, as ``linformers.projections`` does.
 
-Axes: b batch, h heads, s key positions, k slots, w positions of a window, c channels, e channels of a head.
+Axes: b batch, h heads, s key positions, k slots, w positions of a frame, c channels, e channels of a head.
 Masks: ``keep`` is True where a token (or a slot) is real.
 """
 
@@ -14,7 +14,7 @@ from linformers.checks import one_of
 from linformers.notice import warn_of_slots
 from linformers.projections.base import KEY, NO_LIMIT, VALUE
 from linformers.projections.content import FEWEST_TOKENS, SPREAD
-from linformers.projections.dense import STARTS, segment_means
+from linformers.projections.dense import STARTS, averaging_matrix
 from linformers.projections.make import METHODS, SHARINGS
 
 __all__ = ["KEY", "VALUE", "Projection", "Slots", "Tensor", "blank", "single"]
@@ -111,7 +111,7 @@ class Projection(keras.layers.Layer):
                     initializer=Start(SPREAD * channels**-0.5),
                 )
             case "learnable" | "no_params":
-                means = segment_means(longest, projection_dim).numpy()
+                means = averaging_matrix(longest, projection_dim).numpy()
                 self.matrices = self.add_weight(
                     name="matrices",
                     shape=(self.parts, self.heads, longest, projection_dim),
@@ -229,59 +229,59 @@ class Projection(keras.layers.Layer):
 
     def _convolve(self, x: Tensor, keep: Tensor | None, part: int) -> Slots:
         kernel = self.matrices[part]  # (heads, w)
-        windows, real = self._windows(x), self._windows(self._real(x, keep))
+        frames, real = self._frames(x), self._frames(self._real(x, keep))
         slot_keep = self._filled(real, x, keep)
         if self.heads > 1:
-            return Slots(ops.einsum("hw,bkwhe->bkhe", kernel, windows), None, slot_keep)
+            return Slots(ops.einsum("hw,bkwhe->bkhe", kernel, frames), None, slot_keep)
         mass = ops.matmul(ops.cast(real, kernel.dtype), kernel[0])  # (b or 1, k)
-        return Slots(ops.einsum("w,bkwc->bkc", kernel[0], windows), mass, slot_keep)
+        return Slots(ops.einsum("w,bkwc->bkc", kernel[0], frames), mass, slot_keep)
 
     def _pool(self, x: Tensor, keep: Tensor | None) -> Slots:
-        windows = self._windows(x)  # (b, k, w, c)
-        member = ops.logical_and(self._own_positions(windows.shape[1]), self._windows(self._real(x, keep)))
+        frames = self._frames(x)  # (b, k, w, c)
+        member = ops.logical_and(self._own_positions(frames.shape[1]), self._frames(self._real(x, keep)))
         if self.method == "mean":
-            windows = single(windows)
-            share = ops.cast(member, windows.dtype)
+            frames = single(frames)
+            share = ops.cast(member, frames.dtype)
             share = share / ops.maximum(ops.sum(share, axis=-1, keepdims=True), 1)
-            content = ops.cast(ops.matmul(share[:, :, None], windows)[:, :, 0], x.dtype)  # (b, k, c)
+            content = ops.cast(ops.matmul(share[:, :, None], frames)[:, :, 0], x.dtype)  # (b, k, c)
         else:
-            content = ops.max(ops.where(member[..., None], windows, -np.inf), axis=2)
+            content = ops.max(ops.where(member[..., None], frames, -np.inf), axis=2)
             content = ops.where(ops.any(member, axis=-1)[..., None], content, 0.0)
         return Slots(content, None, self._filled(member, x, keep))
 
-    def _windows(self, x: Tensor) -> Tensor:
-        """Cut ``(b, s, ...)`` into the windows of its segments, ``(b, used, w, ...)``, zero or False past the end of ``x``.
+    def _frames(self, x: Tensor) -> Tensor:
+        """Cut ``(b, s, ...)`` into the frames of its segments, ``(b, used, w, ...)``, zero or False past the end of ``x``.
 
-        A window is the ``ceil(max_length / k)`` positions from the start of its segment on. Segments that begin past the end
+        A frame is the ``ceil(max_length / k)`` positions from the start of its segment on. Segments that begin past the end
         are left out, unless the length is known only when the graph runs: then there are k.
         """
         length, k = x.shape[1], self.projection_dim
         used = k if length is None else -(-length * k // self.limit)
-        index = self._window_positions(used)
+        index = self._frame_positions(used)
         total = int(index[-1, -1]) + 1
         batch, known_length, *rest = ops.shape(x)
         if length != total:  # in a graph, a negative size stops a sequence that is too long
             gap = (batch, total - known_length, *rest)
             x = ops.concatenate([x, ops.zeros(gap, dtype=keras.backend.standardize_dtype(x.dtype))], axis=1)
-        if self.limit % k:  # otherwise the windows do not overlap
+        if self.limit % k:  # otherwise the frames do not overlap
             x = ops.take(x, index.reshape(-1), axis=1)
         return ops.reshape(x, (batch, *index.shape, *rest))
 
-    def _window_positions(self, used: int) -> np.ndarray:
-        """The position of every place of every window: ``(used, w)``."""
+    def _frame_positions(self, used: int) -> np.ndarray:
+        """The position of every place of every frame: ``(used, w)``."""
         starts = np.arange(used) * self.limit // self.projection_dim
         return starts[:, None] + np.arange(-(-self.limit // self.projection_dim))
 
     def _own_positions(self, used: int) -> np.ndarray:
-        """Which places of the windows lie in their own segment, not in the next one: ``(used, w)``."""
+        """Which places of the frames lie in their own segment, not in the next one: ``(used, w)``."""
         ends = np.arange(1, used + 1) * self.limit // self.projection_dim
-        return self._window_positions(used) < ends[:, None]
+        return self._frame_positions(used) < ends[:, None]
 
     def _real(self, x: Tensor, keep: Tensor | None) -> Tensor:
         return ops.ones((1, ops.shape(x)[1]), dtype="bool") if keep is None else keep
 
     def _filled(self, real: Tensor, x: Tensor, keep: Tensor | None) -> Tensor | None:
-        """Which slots hold a token, from their windows ``(b or 1, k, w)``; None if all certainly do."""
+        """Which slots hold a token, from their frames ``(b or 1, k, w)``; None if all certainly do."""
         certain = keep is None and x.shape[1] is not None
         if certain and (self.method == "convolution" or self.projection_dim <= self.limit):
             return None

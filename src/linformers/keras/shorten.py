@@ -54,8 +54,8 @@ def shorten(
         slots = projection.shorten(key, keep, KEY, shares)
         keys, values = map_slots(slots, to_key), map_slots(slots, to_value)
     else:
-        keys, slots = one(key, to_key, projection, KEY, key_first, keep, shares)
-        values, _ = one(value, to_value, projection, VALUE, value_first, keep, shares)
+        keys, slots = map_and_shorten(key, to_key, projection, KEY, key_first, keep, shares)
+        values, _ = map_and_shorten(value, to_value, projection, VALUE, value_first, keep, shares)
     slot_keep = slots.keep
     if slot_keep is not None and len(slot_keep.shape) == 2:
         slot_keep = slot_keep[:, None]
@@ -74,7 +74,7 @@ def shortens_first(projection: Projection, x: Tensor, to: keras.layers.EinsumDen
     return bool(shorten_then_map < map_then_shorten)
 
 
-def one(
+def map_and_shorten(
     x: Tensor,
     to: keras.layers.EinsumDense,
     projection: Projection,
@@ -83,7 +83,7 @@ def one(
     keep: Tensor | None,
     shares: Tensor | None,
 ) -> tuple[Tensor, Slots]:
-    """The keys or the values, ``(b, k, h, e)``, and the slots that they were made from."""
+    """The keys or the values, ``(b, k, h, e)``, and the slots that they were made from; shortened before the map if ``first``."""
     if first:
         slots = projection.shorten(x, keep, part, shares)
         return map_slots(slots, to), slots

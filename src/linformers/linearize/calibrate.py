@@ -21,7 +21,7 @@ Batch = Mapping[str, Any] | Sequence[Any] | Tensor
 
 
 class Sample(NamedTuple):
-    """What one attention computed with in one batch."""
+    """The inputs of one attention in one batch."""
 
     q: Tensor  # (b, h, n, d)
     k: Tensor  # (b, h, n, d)
@@ -39,7 +39,7 @@ def run(model: nn.Module, batch: Batch) -> Any:
 
 @torch.no_grad()
 def slots_for(samples: Sequence[Sample], share: float) -> int:
-    """The smallest k whose largest singular values are ``share`` of the sum of all, in the mean over samples and heads.
+    """The smallest k whose largest singular values are ``share`` of the sum of all, averaged over samples and heads.
 
     This is the spectrum of the attention matrices, n x n, so it is computed one sample and head at a time.
 
@@ -81,11 +81,10 @@ def fit(
     steps: int,
     lr: float = 3e-3,
     local_window: int = 0,
-    open_slots: int = 0,
 ) -> tuple[float, float]:
-    """Train a projection so that the attention output of its layer is nearest to the exact one.
+    """Train a projection so that the attention output of its layer comes close to the exact one.
 
-    Nothing but the projection changes, and the best state that was seen on all samples is kept, so that the error never grows.
+    Nothing but the projection changes, and the weights with the smallest error on all samples are kept, so that the error never grows.
 
     Returns:
         The error before and after (see :func:`output_error`).
@@ -98,15 +97,15 @@ def fit(
         raise ValueError(
             f"{type(projection).__name__} has nothing to fit; use method='learnable' or 'content', or leave fit_steps at 0"
         )
-    before = best = output_error(projection, samples, local_window, open_slots)
+    before = best = output_error(projection, samples, local_window)
     state = [p.detach().clone() for p in parameters]
     optimizer = torch.optim.Adam(parameters, lr=lr)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     turns = itertools.islice(itertools.cycle(samples), steps)
     for step, sample in enumerate(turns, 1):
         with torch.enable_grad():
-            part, whole = _distance(projection, sample, local_window, open_slots)
-            if not part.requires_grad:  # so short that it is exact
+            part, whole = _distance(projection, sample, local_window)
+            if not part.requires_grad:  # an input of at most k tokens is exact: nothing to learn from it
                 continue
             gradients = torch.autograd.grad(part / whole, parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -114,7 +113,7 @@ def fit(
         optimizer.step()
         schedule.step()
         if step % max(1, steps // 4) == 0 or step == steps:
-            error = output_error(projection, samples, local_window, open_slots)
+            error = output_error(projection, samples, local_window)
             if error < best:
                 best, state = error, [p.detach().clone() for p in parameters]
     with torch.no_grad():
@@ -124,8 +123,8 @@ def fit(
     return before, best
 
 
-def _distance(projection: Projection, sample: Sample, local_window: int, open_slots: int) -> tuple[Tensor, Tensor]:
-    """The squared distance of one batch's output to the exact one, and the latter's squared size."""
+def _distance(projection: Projection, sample: Sample, local_window: int, open_slots: int = 0) -> tuple[Tensor, Tensor]:
+    """The squared distance of one batch's output to the exact output, and the squared size of the exact output."""
     q, k, v, keep, source = sample
     exact = attend(q, k, v, keep)
     seen: dict[str, Any] = {"block": local_window, "source": source, "opens": Opens(open_slots) if open_slots else None}

@@ -1,6 +1,6 @@
-"""Attention exactly within a distance, for layers that a model has as local ones.
+"""Exact attention to keys within a distance, for the local layers of a model.
 
-Axes: b batch, h heads, n positions, m blocks, c positions of a block, k slots, d channels.
+Axes: b batch, h heads, n positions, m blocks, c positions of a block, d channels.
 """
 
 import torch
@@ -29,7 +29,7 @@ def attend_near(
     refuse("attention outside of a stack")
     b, _, n, _ = q.shape
     c = max(1, reach)
-    around = (1, 0, -1)  # the block before, the own one and the one after
+    around = (1, 0, -1)  # the block before, the query's own and the one after
 
     def fold(x: Tensor) -> Tensor:  # (b, h, m, places, d) -> (b m, h, places, d)
         return x.transpose(1, 2).flatten(0, 1)
@@ -45,5 +45,5 @@ def attend_near(
 
 
 def blank_heads(k: Tensor, v: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Zero the keys and values ``(b, h, n, d)`` of what is not real."""
+    """Zero the keys and values ``(b, h, n, d)`` of tokens that are not real."""
     return (k, v) if keep is None else (blank(k, keep[:, None]), blank(v, keep[:, None]))

@@ -34,7 +34,7 @@ ABOUT = {
 
 @dataclass(frozen=True)
 class Figures:
-    """How far a student is from its teacher, each the squared distance over the squared size, in the mean over layers and batches."""
+    """How far a student is from its teacher: squared distances over squared sizes, averaged over layers and batches."""
 
     hidden: float
     attention: float
@@ -76,19 +76,19 @@ def distill(
 ) -> Distillation:
     """Train ``student``, a linearised copy of ``teacher``, to give the teacher's hidden states, attention outputs and outputs.
 
-    Both run in eval mode, without dropout. Step i takes batch ``i mod len(batches)``; a run that was interrupted goes on from its
-    checkpoint, and ends as one that was not.
+    Both run in eval mode, without dropout. Step i takes batch ``i mod len(batches)``. An interrupted run continues from its checkpoint,
+    and ends with the same weights as an uninterrupted one.
 
     Args:
         student: from :func:`linformers.linearize.linearize`; trained in place.
         teacher: the original; not changed.
         batches: inputs: each a dictionary of arguments, a sequence of them, or a tensor. Padding is left out of the loss if there is an
             ``attention_mask`` ``(b, n)`` among the arguments.
-        steps: how many, with a rate that rises over the first ``warmup`` of them and falls to zero as a cosine.
+        steps: the number of updates; the learning rate rises over the first ``warmup`` (a share of them) and falls to zero as a cosine.
         held_out: batches for the figures before and after; None takes the first few of ``batches``.
         train: ``"projections"`` alone, all of the replaced ``"attention"``, or ``"all"`` parameters.
-        lr: the rate of the weights that the teacher has too.
-        projection_lr: the rate of the projections, which are new.
+        lr: the learning rate of the weights that the teacher has too.
+        projection_lr: the learning rate of the projections, which are new.
         hidden: weight of the distance between the outputs of the layers.
         attention: weight of the distance between the outputs of the replaced attention.
         output: weight of the distance between the outputs of the models.
@@ -180,8 +180,8 @@ class Watched:
     def distances(self, batch: Batch) -> dict[str, Tensor]:
         """The relative squared distances of hidden states, attention outputs and outputs for one batch."""
         with torch.no_grad():
-            goal = self._look(self.teacher, batch)
-        got = self._look(self.student, batch)
+            goal = self._outputs(self.teacher, batch)
+        got = self._outputs(self.student, batch)
         keep = batch.get("attention_mask") if isinstance(batch, Mapping) else None
         result = {}
         for kind, names in (("hidden", self.layers), ("attention", self.attention)):
@@ -190,7 +190,8 @@ class Watched:
         result["output"] = distance(got[""], goal[""], keep)
         return result
 
-    def _look(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    def _outputs(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """The outputs of the layers and of the replaced attention by name; that of the model under the empty name."""
         seen: dict[str, Tensor] = {}
         handles = []
         modules = dict(model.named_modules())
@@ -226,7 +227,7 @@ def layer_of(model: nn.Module, name: str) -> str:
 
 
 def first_tensor(result: Any) -> Tensor:
-    """The output proper of a module: a tensor, the first of several, or the first of a model's named ones that is no loss."""
+    """The main output of a module: the tensor that it returns, the first of several, or the first named output that is not a loss."""
     if isinstance(result, Tensor):
         return result
     if isinstance(result, Mapping):
@@ -251,7 +252,7 @@ def distance(got: Tensor, goal: Tensor, keep: Tensor | None) -> Tensor:
 def _parameters(
     student: nn.Module, watched: Watched, train: str, lr: float, projection_lr: float
 ) -> list[tuple[dict[str, nn.Parameter], float]]:
-    """What is trained, with the rate of each group."""
+    """The parameters to train, by name, with the learning rate of each group."""
     new: dict[str, nn.Parameter] = {}
     old: dict[str, nn.Parameter] = {}
     for name, parameter in student.named_parameters():
@@ -271,7 +272,7 @@ def _parameters(
 
 
 def _rate(step: int, steps: int, warmup: float) -> float:
-    """The share of the full rate at one step."""
+    """The share of the full learning rate at one step."""
     rising = max(1, int(warmup * steps))
     if step < rising:
         return (step + 1) / rising
@@ -300,7 +301,7 @@ def _save(
 def _load(
     path: Path, run_of: dict[str, Any], named: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer
 ) -> tuple[Figures, list[float]]:
-    """Take up what :func:`_save` wrote.
+    """Restore what :func:`_save` wrote.
 
     Raises:
         ValueError: if it is of another run.
@@ -332,7 +333,7 @@ def _load(
                 )
             with torch.no_grad():
                 parameter.copy_(weight)
-            if f"step/{name}" in stored:  # what has had no gradient yet has no moments
+            if f"step/{name}" in stored:  # a parameter that has had no gradient yet has no moments
                 state = {key: file.get_tensor(f"{key}/{name}") for key in ("step", "exp_avg", "exp_avg_sq")}
                 shapes = [value.shape for key, value in state.items() if key != "step"]
                 if any(shape != parameter.shape for shape in shapes) or state["step"].numel() != 1:

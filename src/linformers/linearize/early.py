@@ -1,4 +1,4 @@
-"""Attention modules of Hugging Face encoders that shorten their input before the maps to keys and values, where that is the same.
+"""Attention modules of Hugging Face encoders that shorten their input before the maps to keys and values, where the result is the same.
 
 Axes: b batch, h heads, n positions, k slots, ch channels of the model.
 
@@ -24,11 +24,11 @@ from linformers.watch import is_plain
 
 
 class ShortensEarly:
-    """What is put before the class of an attention module.
+    """Mixed in before the class of an attention module.
 
     Attributes:
         maps: the names of its linear maps to queries, keys and values.
-        out: the name of the one that makes its output, or empty if another module has it.
+        out: the name of the linear map to its output, or empty if another module has it.
     """
 
     maps: ClassVar[tuple[str, str, str]] = ("query", "key", "value")
@@ -42,7 +42,7 @@ class ShortensEarly:
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """The original's arguments (transformers passes more than one needs) and result: ``(b, n, ch)`` and the weights."""
+        """The arguments of the original (and others that transformers passes) and its result: ``(b, n, ch)`` and the weights."""
         maps = [getattr(self, name) for name in self.maps]
         settings = self.config.linformers
         masked = attention_mask is None or attention_mask.shape == hidden_states.shape[:2]

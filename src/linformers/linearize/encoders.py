@@ -1,4 +1,4 @@
-"""Hugging Face encoders whose self-attention attends to slots: their configurations, their classes, and how one is turned into the other.
+"""Hugging Face encoders whose self-attention attends to slots: their configurations, their classes, and the conversion of a stock encoder.
 
 Axes: b batch, h heads, n positions, k slots, d channels.
 
@@ -45,7 +45,7 @@ CAPTURE = "linformers-capture"
 
 
 class Architecture(NamedTuple):
-    """Where the parts of one architecture are."""
+    """The classes of one architecture, and their module in transformers."""
 
     config: type[PreTrainedConfig]
     attention: type[nn.Module]
@@ -85,10 +85,10 @@ SETTINGS = ("max_len", "slots", "method", "sharing", "local_window", "open_slots
 
 
 class LinearizedConfig(PreTrainedConfig):
-    """What the configuration of every linearised model has besides that of its original.
+    """What the configuration of every linearised model adds to that of its original.
 
     Attributes:
-        linformers: ``max_len``; ``slots``, those of every layer, or 0 where attention is as it was; ``method``, ``sharing``,
+        linformers: ``max_len``; ``slots``, one number for each layer, 0 where its attention was not replaced; ``method``, ``sharing``,
             ``local_window`` and ``open_slots``, which is 0 in files that lack it.
     """
 
@@ -100,7 +100,7 @@ class LinearizedConfig(PreTrainedConfig):
 
 
 class Linearized:
-    """What every linearised model does besides its original."""
+    """What every linearised model adds to its original."""
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         if config.linformers is None:
@@ -119,7 +119,7 @@ class Linearized:
         install(self, config.linformers)  # type: ignore[arg-type]
 
     def set_attn_implementation(self, attn_implementation: str | dict[str, str], *args: Any, **kwargs: Any) -> None:
-        """Refuse: another implementation would run full attention with the weights of this model."""
+        """Raise a ValueError: another implementation would run full attention with the weights of this model."""
         check_implementation(attn_implementation)
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -187,7 +187,7 @@ def opened(settings: dict[str, Any]) -> int:
 
 
 def find_encoders(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
-    """The outermost supported encoders in ``model``: often itself, or what it wraps."""
+    """The outermost supported encoders in ``model``: often the model itself, or the model inside a wrapper."""
     found: list[tuple[str, PreTrainedModel]] = []
     for name, module in model.named_modules():
         inside = any(name == outer or name.startswith(f"{outer}." if outer else "") for outer, _ in found)
@@ -219,7 +219,7 @@ def convert(model: PreTrainedModel, settings: dict[str, Any]) -> list[Projection
     }
     config = new_class.config_class(**values, linformers=settings, attn_implementation=IMPLEMENTATION)
     config.name_or_path = old.name_or_path
-    with torch.device("meta"):  # transformers learns what a class can record when one is built
+    with torch.device("meta"):  # transformers finds out which outputs a class can record when an instance is built
         new_class(copy.deepcopy(config))
     replace_config(model, config)
     model.__class__ = new_class
@@ -294,7 +294,7 @@ def exact(
 
 
 def padding_mask(*, attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
-    """transformers' mask function of a linearised model: ``(b, n)`` as it came, and never n x n."""
+    """transformers' mask function of a linearised model: returns the mask ``(b, n)`` unchanged, and never builds one of n x n."""
     return attention_mask
 
 
@@ -312,7 +312,7 @@ def capture_attention(
     sliding_window: int | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The attention of the original, which also keeps what one module computes with; see :func:`captured`."""
+    """The attention of the original, which also records the inputs of one module; see :func:`capturing`."""
     if scaling is not None:
         query = query * (scaling * query.shape[-1] ** 0.5)
     if _captured is not None and module is _captured[0]:
@@ -327,7 +327,7 @@ def capturing(
     """Run the original model and record its queries, keys and values, one attention module at a time.
 
     Args:
-        runner: takes the batches; ``model`` itself or what wraps it.
+        runner: the module that is called with the batches: ``model`` itself, or a module around it.
     """
     before = attention_name(model.config)
 
@@ -357,7 +357,7 @@ LINEARIZED: dict[type[PreTrainedModel], type[PreTrainedModel]] = {}
 
 
 def _register(model_type: str, architecture: Architecture) -> None:
-    """Make the counterparts of one architecture, name them in this module, and tell the Auto classes."""
+    """Make the linearised classes of one architecture, name them in this module, and register them with the Auto classes."""
     config_name = f"Linearized{architecture.config.__name__}"
     config = type(
         config_name,

@@ -81,12 +81,12 @@ def converted(
     local_window: int = 0,
     open_slots: int = 0,
 ) -> LinearMultiheadAttention:
-    """A :class:`LinearMultiheadAttention` with the very parameters of ``old``, so that optimisers and ties stay valid.
+    """A :class:`LinearMultiheadAttention` with the same parameter objects as ``old``, so that optimisers and tied weights stay valid.
 
     Args:
         make: builds the projection for a number of positions and of slots.
-        content: whether it is content slots, of which causal attention has k for all blocks together.
-        local_window: also see the exact keys of the own and the neighbouring blocks of this many positions.
+        content: whether the slots are content slots; causal attention then has k in all, not r for each block.
+        local_window: also see the exact keys of the query's own and the neighbouring blocks of this many positions.
         open_slots: each query opens this many of its best slots to the exact keys they stand for.
 
     Raises:
@@ -137,7 +137,7 @@ def swap(model: nn.Module, old: nn.Module, new: nn.Module) -> None:
 
 
 def capture(model: nn.Module, site: Site, batches: Sequence[Batch]) -> list[Sample]:
-    """Run ``model`` as it is, and keep the queries, keys and values of one attention."""
+    """Run ``model`` unchanged, and record the queries, keys and values of one attention."""
     samples = []
 
     def keep_inputs(module: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:

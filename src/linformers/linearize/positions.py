@@ -24,15 +24,15 @@ def room(config: Any) -> int | None:
 
 
 def first_position(config: Any) -> int:
-    """The row of the first token: those of RoBERTa and its relatives begin after that of the padding."""
+    """The row of the first token: RoBERTa's positions begin after the row of its padding token."""
     return (config.pad_token_id or 0) + 1 if "roberta" in config.model_type else 0
 
 
 def longest_input(config: Any, tokenizer: Any, most: int) -> int:
-    """The longest input of a saved model, as far as its configuration and its tokeniser say.
+    """The longest input of a saved model, by its configuration and its tokeniser.
 
     Args:
-        most: where they name no limit, or a larger one.
+        most: the result where they name no limit, or a larger one.
     """
     limits = [most, getattr(tokenizer, "model_max_length", None) or most]
     if (positions := getattr(config, "max_position_embeddings", None)) is not None:
@@ -61,8 +61,8 @@ def check_positions(config: Any, max_len: int, positions: str) -> None:
 def stretch_positions(model: nn.Module, max_len: int) -> str:
     """Give the encoders in ``model`` positions for inputs of ``max_len``, in place; shorter tables are interpolated.
 
-    A table keeps its first and last row, and what is between is spread over the new length: short inputs change too. Rotary positions
-    need nothing but a new bound. Use it on the teacher too before a distillation at the new length.
+    A table keeps its first and last row, and the rows between are interpolated over the new length: short inputs change too. For rotary
+    positions only the bound in the configuration changes. Use it on the teacher too before a distillation at the new length.
 
     Args:
         model: a Hugging Face encoder of text, or a module with some inside.
@@ -88,7 +88,7 @@ def stretch_positions(model: nn.Module, max_len: int) -> str:
 
 @torch.no_grad()
 def stretch(encoder: Any, max_len: int) -> str:
-    """:func:`stretch_positions` of one encoder; nothing is done to images."""
+    """:func:`stretch_positions` of one encoder; encoders of images are left alone."""
     from linformers.linearize.encoders import replace_config
 
     old, first, rows = encoder.config, first_position(encoder.config), room(encoder.config)
@@ -106,7 +106,7 @@ def stretch(encoder: Any, max_len: int) -> str:
 
 
 def _stretch_table(embeddings: Any, first: int, size: int) -> None:
-    """Replace the table of an embeddings module by one of ``size`` rows, those before ``first`` as they were; and its buffers."""
+    """Replace the table of an embeddings module by one of ``size`` rows, of which those before ``first`` are unchanged; and its buffers."""
     table = embeddings.position_embeddings
     weight = table.weight
     table.weight = nn.Parameter(

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from linformers.checks import not_negative, one_of
 from linformers.ops.linformer import multiply, multiply_ones
-from linformers.ops.masks import blank
+from linformers.ops.masks import blank, or_true
 from linformers.projections.base import Projection, Slots
 from linformers.projections.dense import Dense
 from linformers.projections.make import SHARINGS, make_projection
@@ -22,7 +22,7 @@ class TokenMeans(Projection):
 
     The m real tokens of an input are spread over the k slots, whatever the maximum length is. So an input with at most k of them is attended
     to exactly, and padding changes nothing. Trained encoders put much of their attention on the special tokens at both ends, which a
-    mean with others would lose. With fewer than three slots the ends are not set apart.
+    mean with others would lose. With fewer than three slots the ends have no slots of their own.
     """
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
@@ -41,8 +41,8 @@ class TokenMeans(Projection):
 class CorrectedMean(Dense):
     """:class:`TokenMeans` plus a learned mixture of all real tokens: ``mean + C^T x``, where C begins at zero.
 
-    C has a row for every position of the longest input. A shorter one is stretched over these rows, and its correction is weighed by
-    ``(m - k) / (max_len - k)``: an input with at most k real tokens needs none, and stays exact whatever C has learned.
+    C has a row for every position of the longest input. A shorter input is stretched over these rows, and its correction is multiplied by
+    ``(m - k) / (max_len - k)``: an input with at most k real tokens gets none, and stays exact whatever C has learned.
     """
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
@@ -51,21 +51,19 @@ class CorrectedMean(Dense):
         exporting = torch.compiler.is_exporting()
         if self.max_len <= k or (keep is None and not exporting and s <= k):
             return Slots(mean, None, real)
-        keep = or_real(keep, x) if exporting else keep
+        keep = or_true(keep, x) if exporting else keep
         rank, count = ranks(keep, s, x.device)  # (b or 1, s), (b or 1, 1)
         share = ((count - k) / (self.max_len - k)).clamp(0, 1) * self.max_len / count.clamp(min=1)
         share = share.to(x.dtype)[:, None]  # (b or 1, 1, 1)
-        row = rank * self.max_len // count.clamp(min=1)  # no two real tokens have the same
+        row = rank * self.max_len // count.clamp(min=1)  # of C; no two real tokens have the same
         matrix = self.matrix(part)[..., :k]  # (heads, max_len, k)
         if keep is None:
             matrix = matrix[:, row[0]]  # (heads, s, k)
             there = None
         else:
-            x = gather_at(
-                blank(x, keep[:, None]), row.masked_fill(~keep, self.max_len), self.max_len
-            )  # (b, h, max_len, d)
-            there = gather_at(keep[:, None, :, None].to(x.dtype), row.masked_fill(~keep, self.max_len), self.max_len)
-            there = there[:, 0, :, 0]
+            row = row.masked_fill(~keep, self.max_len)
+            x = gather_at(blank(x, keep[:, None]), row, self.max_len)  # (b, h, max_len, d)
+            there = gather_at(keep[:, None, :, None].to(x.dtype), row, self.max_len)[:, 0, :, 0]  # (b, max_len)
 
         def mass() -> Tensor:
             return 1 + (share * multiply_ones(matrix, there))[..., :used]
@@ -85,7 +83,7 @@ def token_means(x: Tensor, keep: Tensor | None, k: int) -> Slots:
     Args:
         x: ``(b, h, s, d)``.
         keep: ``(b, s)``, True where a token is real.
-        k: the slots there are; as many as the input can fill are returned.
+        k: the number of slots; only those that an input of this length can fill are returned.
     """
     s = x.shape[2]
     used = k if torch.compiler.is_exporting() else min(s, k)  # an export has one number of slots for all lengths
@@ -96,7 +94,7 @@ def token_means(x: Tensor, keep: Tensor | None, k: int) -> Slots:
         size = x.new_zeros(k).index_add(0, slot, x.new_ones(s))
         total = x.new_zeros(*x.shape[:2], k, x.shape[3]).index_add(2, slot, x)
         return Slots(total / size[:, None], None, None)
-    keep = or_real(keep, x)
+    keep = or_true(keep, x)
     slot = slot_of(*ranks(keep, s, x.device), k).masked_fill(~keep, used)
     size = gather_at(keep[:, None, :, None].to(x.dtype), slot, used)  # (b, 1, u, 1)
     total = gather_at(blank(x, keep[:, None]), slot, used)  # (b, h, u, d)
@@ -104,21 +102,21 @@ def token_means(x: Tensor, keep: Tensor | None, k: int) -> Slots:
 
 
 def beside(keys: Tensor, keep: Tensor | None, k: int) -> Tensor | None:
-    """Which exact keys ``(b, h, s, d)`` count beside the slots: of at most k real tokens each has a slot of its own."""
+    """Which exact keys ``(b, h, s, d)`` are seen beside the slots: none of at most k real tokens, each of which has its own slot."""
     if keep is not None:
         return keep & (keep.sum(1, keepdim=True) > k)
     return None if keys.shape[2] > k else keys.new_zeros(len(keys), keys.shape[2], dtype=torch.bool)
 
 
 def ranks(keep: Tensor | None, s: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which of the real tokens each is, ``(b or 1, s)``, and how many there are, ``(b or 1, 1)``."""
+    """The rank of each token among the real ones, ``(b or 1, s)``, and their number, ``(b or 1, 1)``."""
     if keep is None:
         return torch.arange(s, device=device)[None], torch.full((1, 1), s, device=device)
     return keep.cumsum(1) - 1, keep.sum(1, keepdim=True)
 
 
 def slot_of(rank: Tensor, count: Tensor, k: int) -> Tensor:
-    """The slot of each of ``count`` real tokens."""
+    """The slot of the real token of each rank, where there are ``count`` of them."""
     if k < 3:
         spread = ((rank + 1) * k - 1) // count.clamp(min=1)
     else:
@@ -128,17 +126,12 @@ def slot_of(rank: Tensor, count: Tensor, k: int) -> Tensor:
 
 
 def gather_at(x: Tensor, place: Tensor, places: int) -> Tensor:
-    """Add up what goes to the same place: ``(b, h, s, d)`` with ``(b, s)`` to ``(b, h, places, d)``; place ``places`` is dropped."""
+    """Sum the vectors with the same place: ``(b, h, s, d)`` with ``(b, s)`` to ``(b, h, places, d)``; place ``places`` is dropped."""
     b, h, _, d = x.shape
     rows = (place + (places + 1) * torch.arange(b, device=x.device)[:, None]).flatten()
     flat = x.transpose(1, 2).flatten(2).flatten(0, 1)  # (b s, h d)
     sums = x.new_zeros(b * (places + 1), h * d).index_add(0, rows, flat)
     return sums.view(b, places + 1, h, d)[:, :places].transpose(1, 2)
-
-
-def or_real(keep: Tensor | None, x: Tensor) -> Tensor:
-    """``keep``, or all True for ``(b, h, s, d)``."""
-    return torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device) if keep is None else keep
 
 
 def make_start(
@@ -156,10 +149,10 @@ def make_start(
     """The projection of one linearised attention.
 
     Args:
-        method: ``"mean"``, without anything to train, ``"learnable"`` (see :class:`CorrectedMean`), or ``"content"`` (see
+        method: ``"mean"``, with nothing to train; ``"learnable"`` (see :class:`CorrectedMean`); or ``"content"`` (see
             :class:`linformers.projections.Content`), which has to be trained.
-        sharing: for what is trained: ``"none"``, ``"headwise"`` or ``"kv"``.
-        channels: of the input of content slots.
+        sharing: of the trained projections: ``"none"``, ``"headwise"`` or ``"kv"``.
+        channels: of the features that tokens are assigned to content slots by.
         block: whether it is for the blocks of causal attention, which have no special tokens at their ends and one length.
     """
     one_of("sharing", sharing, SHARINGS[:3])

@@ -10,8 +10,8 @@ class Replaced:
     Attributes:
         name: of the module, as in ``model.named_modules()``.
         k: its slots.
-        how: what it became.
-        error_before: of the attention output on the calibration inputs, relative to its size, with plain means; None
+        how: its method and its other options, in words.
+        error_before: the error of the attention output on the calibration inputs with plain means, relative to the size of the output; None
             without a fit.
         error_after: the same after the fit.
         exact_keys: the most exact keys that a query sees where slots are opened, neighbours included; 0 where none are opened.
@@ -27,7 +27,7 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Left:
-    """One attention that is as it was."""
+    """One attention that was not replaced."""
 
     name: str
     why: str
@@ -54,7 +54,7 @@ class Report:
         for new in self.replaced:
             line = f"  + {new.name:{width}}  k = {new.k}, {new.how}"
             if new.exact_keys:
-                line += f" (at most {new.exact_keys} exact keys a query)"
+                line += f" (at most {new.exact_keys} exact keys per query)"
             if new.error_before is not None and new.error_after is not None:
                 line += f", error {new.error_before:.3f} -> {new.error_after:.3f}"
             lines.append(line)

@@ -25,7 +25,7 @@ def load(directory: Path, max_len: int = 0, positions: str = "keep") -> tuple[An
     """The model of a directory, in the class that it was saved in, and its tokeniser or None.
 
     Args:
-        max_len: the longest input that the model is to have positions for; see :func:`linformers.linearize.linearize`.
+        max_len: the longest input; an error if the model has no positions for it, see :func:`linformers.linearize.linearize`.
 
     Raises:
         ValueError: for a model that cannot be linearised.

@@ -44,7 +44,7 @@ class Plan(NamedTuple):
     positions: str
 
     def slots(self, index: int, samples: Sequence[Sample]) -> int:
-        """The slots of the attention that is replaced as number ``index``."""
+        """The number of slots of the attention that is replaced as number ``index``."""
         if self.k == "spectrum":
             return min(self.max_len, slots_for(samples, self.share))
         return self.k if isinstance(self.k, int) else int(self.k[index])
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     def start(
         self, positions: int, slots: int, heads: int, channels: int, like: Tensor, block: bool = False
     ) -> Projection:
-        """A projection in the device and dtype of ``like``."""
+        """A projection with the device and dtype of ``like``."""
         return make_start(
             self.method,
             positions,
@@ -87,31 +87,31 @@ def linearize(
     """Replace full self-attention by attention to k slots, in place, keeping the trained queries, keys, values and outputs.
 
     It finds ``nn.MultiheadAttention`` anywhere in ``model``, and the self-attention of Hugging Face's BERT, RoBERTa, DistilBERT, ELECTRA,
-    ViT and ModernBERT (its global layers). The latter become classes of their own, ``LinearizedBertModel`` and so on, that
+    ViT and ModernBERT (its global layers). The latter become classes of their own, ``LinearizedBertModel`` and so on, with
     ``save_pretrained`` and ``from_pretrained``; a model of plain torch is loaded by building it, linearising it in the same way, and loading
     its state dict.
 
     At the start every slot is the mean of some real tokens (see :class:`linformers.linearize.TokenMeans`): an input with at most k of them
-    is attended to exactly, so that short inputs stay as they were, and k = ``max_len`` changes nothing.
+    is attended to exactly, so that the outputs of short inputs do not change, and k = ``max_len`` changes nothing.
 
     Args:
         model: changed in place.
-        k: the slots of every attention; or a list with those of each attention that is replaced; or ``"spectrum"``, which takes for each
-            the smallest k that holds ``share`` of the singular values of its attention on the calibration inputs.
+        k: the number of slots of every attention; or a list with that of each attention that is replaced; or ``"spectrum"``, for each the
+            smallest k that holds ``share`` of the sum of the singular values of its attention on the calibration inputs.
         max_len: the longest input.
         method: ``"mean"``, means of real tokens with nothing to train; ``"learnable"``, the same with a correction to be trained; or
-            ``"content"``, slots that tokens choose by their features (see :class:`linformers.projections.Content`), at random until they
-            are trained, by ``fit_steps`` or by :func:`distill`: an input of k tokens is not exact with it.
-        sharing: of what is trained: ``"none"``, each head has its own; ``"headwise"``; or ``"kv"``, one for keys and values (those of
-            content slots always share).
-        local_window: also see the exact keys of the own and the neighbouring blocks of this many positions; for self-attention that is
-            not causal.
+            ``"content"``, slots to which tokens are assigned by their features (see :class:`linformers.projections.Content`). The assignment
+            is random until it is trained, by ``fit_steps`` or by :func:`distill`, and inputs of at most k tokens are not exact.
+        sharing: of the trained projections: ``"none"``, one for each head; ``"headwise"``; or ``"kv"``, one for keys and values (content slots
+            always share it).
+        local_window: also see the exact keys of the query's own and the neighbouring blocks of this many positions; for self-attention that
+            is not causal.
         open_slots: each query replaces this many of its best slots by the exact keys they stand for; with ``method="mean"``. It needs no
             training. A slot then counts for as many tokens as it holds.
-        causal: the self-attention of decoders: ``"leave"`` it, make it ``"block"``-causal, or replace it both ways because the model's
-            decoder is not causal (``"absent"``; DETR's is not).
+        causal: the self-attention of decoders: ``"leave"`` it, make it ``"block"``-causal, or, if the model's decoder is not causal, replace
+            it by bidirectional attention (``"absent"``, as for DETR).
         cross: ``"leave"`` cross-attention, or make it ``"linear"`` too.
-        block_size: positions of a block of block-causal attention; None picks one.
+        block_size: positions of a block of block-causal attention; None chooses one.
         layers: replace only these: numbers (of all attention that was found, from 0) or names, in which ``*`` stands for anything.
         calibration: inputs of the model: each a dictionary of arguments, a sequence of them, or a tensor.
         share: for ``k="spectrum"``.
@@ -178,7 +178,7 @@ def linearize(
     if not isinstance(k, int | str) and len(k) != len(wanted):
         raise ValueError(f"k lists {len(k)} sizes for {len(wanted)} attentions: {', '.join(wanted)}")
     with evaluating(model):
-        # Before calibration, whose inputs may be as long; where positions are kept, only the bound of rotary ones may change.
+        # Before calibration, whose inputs may be this long. With positions="keep" only the bound of rotary positions can change.
         report.positions = "; ".join(filter(None, (stretch(encoder, max_len) for _, encoder in encoders)))
         for name, encoder in encoders:
             report.replaced += _convert_encoder(model, name, encoder, plan, wanted)
@@ -249,7 +249,7 @@ def under(name: str, parent: str) -> bool:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put a model in eval mode, and every module of it back afterwards, its new ones like the old."""
+    """Eval mode inside the block. Afterwards every module has its earlier mode again, and a new module that of the module around it."""
     training = {name: module.training for name, module in model.named_modules()}
     try:
         model.eval()
@@ -257,7 +257,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for name, module in model.named_modules():
             outer = name
-            while outer not in training:  # a new module is as the one that it is in
+            while outer not in training:  # a new module
                 outer = outer.rpartition(".")[0]
             module.training = training[outer]
 
@@ -383,11 +383,11 @@ def _replaced(
 def exact_keys(
     projection: Projection, max_len: int, open_slots: int, local_window: int = 0, causal_block: int = 0
 ) -> int:
-    """At most how many exact keys a query of the longest input sees.
+    """The most exact keys that a query of the longest input sees.
 
     Args:
-        projection: its slots are opened.
-        local_window: positions of a block of exact neighbours; segments that touch a window are open with all their keys.
+        projection: the projection whose slots are opened.
+        local_window: positions of a block of exact neighbours; a segment that touches them is opened with all its keys.
         causal_block: positions of a block of block-causal attention.
     """
     found = projection.owners(projection.max_len, None, projection.k, torch.device("cpu"))

@@ -40,7 +40,7 @@ def described(layer: LinearMultiheadAttention) -> Described:
     return Described(layer.proj_k, layer.projection.k, block, layer.causal, layer.opens, layer.projection)
 
 
-class Listening(ExitStack):
+class LayerWatch(ExitStack):
     """Records the weights and slots of layers inside this context; callers of the layers get what they requested.
 
     Args:
@@ -59,7 +59,7 @@ class Listening(ExitStack):
         self.held: dict[str, list[Held | None]] = {}
         self.starts: dict[str, Tensor] = {}
 
-    def __enter__(self) -> "Listening":
+    def __enter__(self) -> "LayerWatch":
         for name, layer in self.layers.items():
             one = _Layer(self, name)
             self.enter_context(layer.register_forward_pre_hook(one.before, with_kwargs=True))
@@ -70,8 +70,8 @@ class Listening(ExitStack):
 class _Layer:
     """The hooks of one layer: they request the weights of all heads, and return to the caller what it requested."""
 
-    def __init__(self, heard: Listening, name: str) -> None:
-        self.heard, self.name = heard, name
+    def __init__(self, watch: LayerWatch, name: str) -> None:
+        self.watch, self.name = watch, name
         self.given: dict[str, Any] = {}
 
     def before(
@@ -85,8 +85,8 @@ class _Layer:
     def after(self, layer: LinearMultiheadAttention, args: Any, result: tuple[Tensor, Tensor]) -> Any:
         output, weights = result
         batched = self.given["query"].dim() == 3
-        self.heard.weights.setdefault(self.name, []).append(weights if batched else weights[None])
-        self.heard.held.setdefault(self.name, []).append(self.hold(layer, batched))
+        self.watch.weights.setdefault(self.name, []).append(weights if batched else weights[None])
+        self.watch.held.setdefault(self.name, []).append(self.hold(layer, batched))
         if not self.given["need_weights"]:
             return output, None
         return output, weights.mean(1 if batched else 0) if self.given["average_attn_weights"] else weights
@@ -103,7 +103,7 @@ class _Layer:
         keep = keep_of(self.given["key_padding_mask"], key, batched)
         views: tuple[View, ...] = ()
         if keep is not None and layer.causal:
-            self.heard.starts[self.name] = keep.int().argmax(1)
+            self.watch.starts[self.name] = keep.int().argmax(1)
             key, keep, undo = align_left(key, keep)
             views = () if undo is None else (reordered(undo, 2),)
         return held_by(described(layer), layer.projection, key, keep, views)

@@ -39,7 +39,7 @@ def build(options: StackOptions) -> tuple[Projection | None, Projection | None, 
     shared = context_shared = None
     if layerwise and options.kind == "linformer":
         shared = project(options, length, max(slots), options.channels)
-    if layerwise and options.cross_kind == "linformer" and context_size:
+    if layerwise and options.cross_kind == "linformer" and options.has_context:
         context_shared = project(options, context_size, max(across), options.context_channels or options.channels)
 
     def attend(width: int, length: int | None, slots: int, kind: str, **others: Any) -> Attention:
@@ -67,7 +67,7 @@ def build(options: StackOptions) -> tuple[Projection | None, Projection | None, 
         own = cross = ff = None
         if options.kind != "none":
             own = attend(width, length, slots[i], options.kind, k=totals[i], block=block, causal=options.causal)
-        if context_size:  # independent of the kind of self-attention: nothing else reads the context
+        if options.has_context:  # independent of the kind of self-attention: nothing else reads the context
             channels = options.context_channels or options.channels
             cross = attend(width, context_size, across[i], options.cross_kind, context_channels=channels)
         if options.include_ff:

@@ -53,7 +53,7 @@ class Parts(NamedTuple):
 
 @torch.no_grad()
 def run_in_chunks(
-    parts: Parts, chunks: Iterable[Tensor], n: int, mask: Tensor | None, out: Rows, *, step: int, whole: Rows | None
+    parts: Parts, chunks: Iterable[Tensor], n: int, mask: Tensor | None, out: Rows, *, size: int, whole: Rows | None
 ) -> Rows:
     """Run a sequence through all layers.
 
@@ -62,7 +62,7 @@ def run_in_chunks(
         n: its length.
         mask: ``(b, n)``, True where a token is real.
         out: where to write, ``(b, n, ch)``.
-        step: positions of a chunk between the layers.
+        size: positions of a chunk between the layers.
         whole: the sequence, if it can be read again.
 
     Returns:
@@ -75,25 +75,25 @@ def run_in_chunks(
     batch, channels = out.shape[0], out.shape[2]
     # Without a mask and local mixing, the first layer reads the input in place; otherwise the rows are stored in the output.
     ready = whole if mask is None and layers[0].mixing is None else None
-    entrance = _Entrance(parts, layers[0], batch, n, mask, out if ready is None else None)
+    inlet = _Inlet(parts, layers[0], batch, n, mask, out if ready is None else None)
     like: Tensor | None = None
     for chunk in chunks:
         like = chunk if like is None else like
-        entrance.check(chunk)
-        entrance.push(blank(chunk, entrance.keep(entrance.taken, chunk.shape[1])))
+        inlet.check(chunk)
+        inlet.push(blank(chunk, inlet.keep(inlet.taken, chunk.shape[1])))
     if like is None:
         raise ValueError(f"the chunks ended at position 0 of {n}")
     if any(layer.channels != channels for layer in layers):
         inner = like.new_empty(batch, n, layers[-1].channels)
     source: Rows = out if ready is None else ready
     for i, layer in enumerate(layers):
-        memory = entrance.finish()
-        door: _Entrance | _Exit = _Exit(parts.norm, out)
+        memory = inlet.finish()
+        after: _Inlet | _Outlet = _Outlet(parts.norm, out)
         if i + 1 < len(layers):
-            door = entrance = _Entrance(parts, layers[i + 1], batch, n, mask, inner)
-        for start in range(0, n, step):
-            stop = min(start + step, n)
-            door.push(layer.attend_rows(read(source, start, stop, like), memory, parts.rotation(start, stop, like)))
+            after = inlet = _Inlet(parts, layers[i + 1], batch, n, mask, inner)
+        for start in range(0, n, size):
+            stop = min(start + size, n)
+            after.push(layer.attend_rows(read(source, start, stop, like), memory, parts.rotation(start, stop, like)))
         source = inner
     return out
 
@@ -113,13 +113,13 @@ def write(rows: Rows, start: int, x: Tensor) -> None:
         rows[:, start : start + x.shape[1]] = (x.float() if x.dtype == torch.bfloat16 else x).cpu().numpy()
 
 
-class _Entrance:
-    """The way into a layer: local mixing, then rows are stored, and added to the layer's slots."""
+class _Inlet:
+    """What happens to rows before the attention of a layer: local mixing; then they are stored, and added to the layer's slots."""
 
     def __init__(self, parts: Parts, layer: Layer, batch: int, n: int, mask: Tensor | None, store: Rows | None) -> None:
         self.parts, self.layer, self.batch, self.n, self.mask, self.store = parts, layer, batch, n, mask, store
         self.taken = self.passed = 0  # rows received, and rows after local mixing
-        self.held: Tensor | None = None  # the last rows received: neighbours of the next ones
+        self.last: Tensor | None = None  # the last rows received: neighbours of the next ones
         attention = layer.attention
         self.slots = None
         if attention is not None:
@@ -154,12 +154,12 @@ class _Entrance:
         """Apply local mixing; hold back rows whose right neighbours have not been received yet."""
         if (mixing := self.layer.mixing) is None:
             return x
-        rows = x if self.held is None else torch.cat([self.held, x], 1)
+        rows = x if self.last is None else torch.cat([self.last, x], 1)
         start = self.taken - rows.shape[1]
         real = self.keep(start, rows.shape[1])
         mixed = self.layer.mix_rows(rows, real)
         ready = self.taken if self.taken == self.n else max(self.passed, self.taken - mixing.right)
-        self.held = rows[:, max(0, ready - mixing.left - start) :].clone()  # a copy: the store is overwritten next
+        self.last = rows[:, max(0, ready - mixing.left - start) :].clone()  # a copy: the store is overwritten next
         return mixed[:, self.passed - start : ready - start]
 
     def finish(self) -> Memory | None:
@@ -169,8 +169,8 @@ class _Entrance:
         return None if self.slots is None else self.slots.finish()
 
 
-class _Exit:
-    """The way out of the last layer: the final norm, and the output."""
+class _Outlet:
+    """What happens to rows after the last layer: the final norm; then they are written to the output."""
 
     def __init__(self, norm: nn.Module | None, out: Rows) -> None:
         self.norm, self.out, self.passed = norm, out, 0

@@ -2,6 +2,8 @@
 
 A converter takes a model of theirs and returns one of ours with the same outputs; where theirs are wrong, it raises an error or does not
 copy the defect. Neither package is imported.
+
+Axes: b batch, n positions, k slots, d channels.
 """
 
 import copy
@@ -323,7 +325,7 @@ def _slots(modules: Sequence[nn.Module], length: int, channels: int) -> int:
 
 
 def leaks(instead: str) -> ValueError:
-    """The error for a causal mask on slots."""
+    """The error for a model whose causal mask is on slots; ``instead`` is what to train."""
     return ValueError(
         "causal=True: a dense projection mixes every position into every slot, so its outputs depend on the future; train a "
         f"{instead} instead"
@@ -338,7 +340,7 @@ def unknown(function: str, known: str, model: Any) -> TypeError:
 
 
 class Twice(nn.Module):
-    """Multiply by two."""
+    """Multiplies by two: turns our mean of the two halves of a reversible stack into their sum."""
 
     def forward(self, x: Tensor) -> Tensor:
         return 2 * x
@@ -373,5 +375,5 @@ class PerHead(nn.Module):
 
 
 def prefixed(name: str, module: nn.Module) -> dict[str, Tensor]:
-    """The state dict of ``module`` under another name."""
+    """The state dict of ``module``, with ``name`` before its names."""
     return {f"{name}.{key}": value for key, value in module.state_dict().items()}

@@ -17,20 +17,13 @@ from linformers.models.options import TokenOptions
 from linformers.nn.memory import Memory
 from linformers.nn.mismatch import explained
 
-SIZES = ("num_tokens", "input_size", "channels")
-
-
+SIZES = ("num_tokens", "input_size", "channels")  # have no default: given for each side, or for both
 SHARED = tuple(field.name for field in fields(TokenOptions))
-
-
-CONTEXT = ("context_size", "context_channels")
-
-
+CONTEXT = ("context_size", "context_channels")  # follow from the encoder
+# The options of each side: the encoder is not causal and has no context, the decoder is causal.
 ENCODER = tuple(
     name for name in SHARED if name not in ("causal", "block_size", "context_k", "cross_attention", *CONTEXT)
 )
-
-
 DECODER = tuple(name for name in (*SHARED, "tie_weights") if name not in ("causal", "local_window", *CONTEXT))
 
 
@@ -42,10 +35,10 @@ class LinformerEncDec(nn.Module):
 
     Args:
         enc_num_tokens: size of the source vocabulary.
-        enc_input_size: the longest source.
+        enc_input_size: the longest source; None for any length, with ``method="content"``.
         enc_channels: of the encoder.
         dec_num_tokens: size of the target vocabulary.
-        dec_input_size: the longest target.
+        dec_input_size: the longest target; None for any length, with ``method="content"``.
         dec_channels: of the decoder.
         options: those of :class:`LinformerLM` and :class:`Linformer`, with ``enc_`` or ``dec_`` before their name for one
             side, and without for both; ``num_tokens``, ``input_size`` and ``channels`` too.
@@ -80,6 +73,8 @@ class LinformerEncDec(nn.Module):
                 f"unknown option {unknown[0]!r}; the options are those of Linformer, with enc_, dec_ or neither"
             )
         for side, found in (("enc", encoder), ("dec", decoder)):
+            if isinstance(method := found.get("method"), str) and method == "content":
+                found.setdefault("input_size", None)
             for name in SIZES:
                 if name not in found:
                     raise TypeError(f"{side}_{name} is missing; give it, or {name} for both sides")
@@ -121,7 +116,7 @@ class LinformerEncDec(nn.Module):
         **options: Unpack[Generation],
     ) -> Tensor:
         """Continue the target ``prompt`` ``(b, t)``, usually the start token alone, for the source; see :meth:`LinformerLM.generate`."""
-        memory = self._encode_quietly(src, src_mask)
+        memory = self._encode_source(src, src_mask)
         return self.decoder.generate(prompt, max_new_tokens, mask=mask, memory=memory, **options)
 
     @explained(ids=("src", "prompt"), masks=("src_mask", "mask"))
@@ -136,11 +131,12 @@ class LinformerEncDec(nn.Module):
         **options: Unpack[Generation],
     ) -> Iterator[Tensor]:
         """:meth:`generate`, yielding the tokens ``(b,)`` as they are generated."""
-        memory = self._encode_quietly(src, src_mask)
+        memory = self._encode_source(src, src_mask)
         return self.decoder.stream(prompt, max_new_tokens, mask=mask, memory=memory, **options)
 
     @torch.no_grad()
-    def _encode_quietly(self, src: Tensor, src_mask: Tensor | None) -> Sequence[Memory]:
+    def _encode_source(self, src: Tensor, src_mask: Tensor | None) -> Sequence[Memory]:
+        """:meth:`encode` for generation: in eval mode and without gradients."""
         with evaluating(self):
             return self.encode(src, src_mask)
 

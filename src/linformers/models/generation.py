@@ -3,9 +3,9 @@
 Axes: b batch, w beams, v tokens of the vocabulary.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypedDict, Unpack
+from typing import Protocol, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,17 @@ from torch import Tensor, nn
 from linformers.checks import finite, whole
 from linformers.nn.state import DecodingState
 
-Start = Callable[[], tuple[Tensor, DecodingState]]
 
+class Prompted(Protocol):
+    """A model and the prompt that it continues."""
 
-Step = Callable[[Tensor, DecodingState, Tensor | None], Tensor]
+    def start(self) -> tuple[Tensor, DecodingState]:
+        """Read the prompt: the logits of the next token, ``(b, v)``, and the state after it."""
+        ...
+
+    def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None) -> Tensor:
+        """Read the chosen tokens ``(b,)``: the next logits, ``(b, v)``. ``keep`` ``(b,)`` is False for rows that have ended; None if none has."""
+        ...
 
 
 class Generation(TypedDict, total=False):
@@ -29,7 +36,7 @@ class Generation(TypedDict, total=False):
         num_beams: keep this many continuations and return the likeliest; not with sampling or streaming.
         length_penalty: beams are ranked by their log probability divided by their length to this power.
         eos_token: ends a row.
-        pad_token: what follows in a row that has ended; the end token by default.
+        pad_token: fills a row that has ended; the end token by default.
         seed: for sampling.
     """
 
@@ -43,12 +50,11 @@ class Generation(TypedDict, total=False):
     seed: int | None
 
 
-def generate(start: Start, step: Step, prompt: Tensor, max_new_tokens: int, **options: Unpack[Generation]) -> Tensor:
+def generate(model: Prompted, prompt: Tensor, max_new_tokens: int, **options: Unpack[Generation]) -> Tensor:
     """Continue a prompt.
 
     Args:
-        start: reads the prompt; returns the logits of the next token, ``(b, v)``, and the state after it.
-        step: takes the chosen tokens ``(b,)``, the state, and which rows continue; returns the next logits.
+        model: with this prompt.
         prompt: ``(b, n)``; the continuation is appended to it.
         max_new_tokens: how many to add at most; fewer if all rows end before.
 
@@ -60,16 +66,16 @@ def generate(start: Start, step: Step, prompt: Tensor, max_new_tokens: int, **op
     """
     check_options(max_new_tokens, options)
     if options.get("num_beams", 1) > 1:
-        return _beam_search(start, step, prompt, max_new_tokens, options)
-    return torch.cat([prompt, torch.stack(list(stream(start, step, max_new_tokens, **options)), 1)], 1)
+        return _beam_search(model, prompt, max_new_tokens, options)
+    return torch.cat([prompt, torch.stack(list(stream(model, max_new_tokens, **options)), 1)], 1)
 
 
-def stream(start: Start, step: Step, max_new_tokens: int, **options: Unpack[Generation]) -> Iterator[Tensor]:
+def stream(model: Prompted, max_new_tokens: int, **options: Unpack[Generation]) -> Iterator[Tensor]:
     """:func:`generate`, yielding the tokens ``(b,)`` as they are generated; not with beam search."""
     check_options(max_new_tokens, options)
     if options.get("num_beams", 1) > 1:
         raise ValueError(f"num_beams={options['num_beams']} cannot be streamed: the best beam is only known at the end")
-    return _tokens(start, step, max_new_tokens, options)
+    return _tokens(model, max_new_tokens, options)
 
 
 @contextmanager
@@ -110,9 +116,10 @@ def check_options(max_new_tokens: int, options: Generation) -> None:
             raise ValueError(message)
 
 
-def _tokens(start: Start, step: Step, count: int, options: Generation) -> Iterator[Tensor]:
+def _tokens(model: Prompted, count: int, options: Generation) -> Iterator[Tensor]:
+    """Yield at most ``count`` tokens ``(b,)``, greedy or sampled, until all rows have ended."""
     with torch.no_grad():
-        logits, state = start()
+        logits, state = model.start()
     eos, pad = special_tokens(options, logits.shape[-1])
     random = None if options.get("seed") is None else torch.Generator(logits.device).manual_seed(options["seed"] or 0)
     going = torch.ones(len(logits), dtype=torch.bool, device=logits.device)
@@ -125,7 +132,7 @@ def _tokens(start: Start, step: Step, count: int, options: Generation) -> Iterat
         if i + 1 == count or not going.any():
             return
         with torch.no_grad():
-            logits = step(token, state, None if eos is None else going)
+            logits = model.step(token, state, None if eos is None else going)
 
 
 def special_tokens(options: Generation, vocabulary: int) -> tuple[int | None, int | None]:
@@ -158,10 +165,10 @@ def choose(logits: Tensor, options: Generation, random: torch.Generator | None =
 
 
 @torch.no_grad()
-def _beam_search(start: Start, step: Step, prompt: Tensor, count: int, options: Generation) -> Tensor:
+def _beam_search(model: Prompted, prompt: Tensor, count: int, options: Generation) -> Tensor:
     """Keep the ``num_beams`` likeliest continuations of each row, ended ones included, and return the best."""
     beams, penalty = options.get("num_beams", 1), options.get("length_penalty", 1.0)
-    logits, state = start()
+    logits, state = model.start()
     b, v = logits.shape
     eos, pad = special_tokens(options, v)
     device = logits.device
@@ -195,6 +202,6 @@ def _beam_search(start: Start, step: Step, prompt: Tensor, count: int, options: 
             break
         rows = (torch.arange(b, device=device)[:, None] * beams + origin).flatten()
         state.reorder(rows)
-        logits = step(token.flatten(), state, going.flatten() if eos is not None else None)
+        logits = model.step(token.flatten(), state, going.flatten() if eos is not None else None)
     winner = (score / length.clamp(min=1) ** penalty).argmax(1)
     return torch.cat([prompt, chosen[torch.arange(b, device=device), winner]], 1)

@@ -5,14 +5,14 @@ Masks: True where a token is real.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from linformers.checks import whole
-from linformers.models.generation import Generation, Start, evaluating, generate, stream
+from linformers.models.generation import Generation, evaluating, generate, stream
 from linformers.models.options import LanguageOptions, TokenOptions, arguments, takes
 from linformers.models.tokens import TokenStack
 from linformers.nn.memory import Memory
@@ -144,8 +144,8 @@ class LinformerLM(nn.Module):
         Returns:
             Prompt and continuation, ``(b, n + new)``.
         """
-        start = self._start(prompt, mask, memory, context, context_mask, max_new_tokens)
-        return generate(start, self._next, prompt, max_new_tokens, **options)
+        prompted = self._prompted(prompt, mask, memory, context, context_mask, max_new_tokens)
+        return generate(prompted, prompt, max_new_tokens, **options)
 
     @explained("context", ids=("prompt",), masks=("mask", "context_mask"))
     def stream(
@@ -160,15 +160,10 @@ class LinformerLM(nn.Module):
         **options: Unpack[Generation],
     ) -> Iterator[Tensor]:
         """:meth:`generate`, yielding the tokens ``(b,)`` as they are generated."""
-        start = self._start(prompt, mask, memory, context, context_mask, max_new_tokens)
-        return stream(start, self._next, max_new_tokens, **options)
+        prompted = self._prompted(prompt, mask, memory, context, context_mask, max_new_tokens)
+        return stream(prompted, max_new_tokens, **options)
 
-    def _next(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
-        """:meth:`step` in eval mode, without checking the tokens, which the model itself has chosen."""
-        with evaluating(self):
-            return self.logits(self.body.run_step(self.body.token_emb(tokens), state, keep))
-
-    def _start(
+    def _prompted(
         self,
         prompt: Tensor,
         mask: Tensor | None,
@@ -176,8 +171,8 @@ class LinformerLM(nn.Module):
         context: Tensor | None,
         context_mask: Tensor | None,
         count: int,
-    ) -> Start:
-        """Check the arguments, and return a function that reads the prompt."""
+    ) -> "PromptedLM":
+        """Check the arguments, and prepare the context."""
         if not self.body.linformer.causal:
             raise ValueError("only a causal model can generate; build it with causal=True")
         if self.return_emb:
@@ -198,19 +193,37 @@ class LinformerLM(nn.Module):
             )
 
         with torch.no_grad(), evaluating(self):
-            made = self._memory(memory, context, context_mask)
+            return PromptedLM(self, prompt, mask, self._memory(memory, context, context_mask))
 
-        def start() -> tuple[Tensor, DecodingState]:
-            with evaluating(self):
-                return read()
 
-        def read() -> tuple[Tensor, DecodingState]:
-            state = self.new_state(len(prompt))
-            features = self.body(prompt, mask, memory=made, state=state)
+class PromptedLM(NamedTuple):
+    """A language model and the prompt that it continues, for :mod:`linformers.models.generation`; in eval mode while it computes.
+
+    Attributes:
+        prompt: ``(b, n)``.
+        mask: ``(b, n)``, True where the prompt is real.
+        memory: what cross-attention looks up.
+    """
+
+    model: LinformerLM
+    prompt: Tensor
+    mask: Tensor | None
+    memory: Sequence[Memory] | None
+
+    def start(self) -> tuple[Tensor, DecodingState]:
+        """Read the prompt: the logits of the next token, ``(b, v)``, and the state after it."""
+        model, prompt, mask, memory = self
+        with evaluating(model):
+            state = model.new_state(len(prompt))
+            features = model.body(prompt, mask, memory=memory, state=state)
             if mask is None:
-                return self.logits(features[:, -1]), state
+                return model.logits(features[:, -1]), state
             places = torch.arange(mask.shape[1], device=mask.device)
             last = torch.where(mask, places, 0).amax(1)  # whichever side is padded
-            return self.logits(features[torch.arange(len(prompt), device=prompt.device), last]), state
+            return model.logits(features[torch.arange(len(prompt), device=prompt.device), last]), state
 
-        return start
+    def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None) -> Tensor:
+        """:meth:`LinformerLM.step`, without checking the tokens, which the model itself has chosen."""
+        body = self.model.body
+        with evaluating(self.model):
+            return self.model.logits(body.run_step(body.token_emb(tokens), state, keep))

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
-from linformers.checks import at_least_one, not_negative, of_types, one_of, share
+from linformers.checks import at_least, at_least_one, not_negative, of_types, one_of, share
 from linformers.limits import LAYERS, SIZE, at_most, check_parameters, parameters
 from linformers.nn.feedforward import ACTIVATIONS
 from linformers.projections.dense import STARTS
@@ -33,6 +33,9 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "positions": get_args(Positions),
     "pooling": get_args(Pooling),
 }
+
+# The smallest value of each number in `Shared`.
+LEAST = {"block_size": 1, "local_kernel": 0, "local_window": 0, "open_slots": 0, "open_reach": 1}
 
 P = ParamSpec("P")
 Options = TypeVar("Options")
@@ -64,8 +67,8 @@ class Shared:
         for field in fields(Shared):
             if field.name in CHOICES and isinstance(value := getattr(self, field.name), str):
                 one_of(field.name, value, CHOICES[field.name])
-        not_negative(local_kernel=self.local_kernel, local_window=self.local_window, open_slots=self.open_slots)
-        at_least_one(block_size=self.block_size, open_reach=self.open_reach)
+        for name, least in LEAST.items():
+            at_least(least, **{name: getattr(self, name)})
         if self.open_slots and isinstance(self.method, str) and self.method != "mean":
             raise ValueError(
                 f"open_slots={self.open_slots} needs slots that are means of segments, and those of method={self.method!r} are not; "
@@ -83,6 +86,13 @@ def unset(cls: type[Options]) -> type[Options]:
             cls.__annotations__[field.name] = Literal[choices] if choices else field.type
             setattr(cls, field.name, None)
     return cls
+
+
+# Options of a stack alone that are sizes.
+SIZES = (
+    *("input_size", "channels", "dim_ff", "dim_d", "nhead", "depth", "kv_heads", "w_o_intermediate_dim"),
+    *("ff_intermediate", "context_size", "context_channels", "context_k"),
+)
 
 
 @dataclass
@@ -121,25 +131,8 @@ class StackOptions(Shared):
 
     def __post_init__(self) -> None:
         of_types(self)
-        at_least_one(
-            dim_k=self.dim_k if isinstance(self.dim_k, int) else min(self.dim_k, default=1),
-            **{
-                name: getattr(self, name)
-                for name in (
-                    *(
-                        "input_size",
-                        "channels",
-                        "dim_ff",
-                        "dim_d",
-                        "nhead",
-                        "depth",
-                        "kv_heads",
-                        "w_o_intermediate_dim",
-                    ),
-                    *("ff_intermediate", "block_size", "context_size", "context_channels", "context_k"),
-                )
-            },
-        )
+        at_least_one(dim_k=self.dim_k if isinstance(self.dim_k, int) else min(self.dim_k, default=1))
+        at_least_one(**{name: getattr(self, name) for name in SIZES})
         not_negative(k_reduce_by_layer=self.k_reduce_by_layer, norm_eps=self.norm_eps)
         share(dropout=self.dropout, dropout_ff=self.dropout_ff)
         self.check_shared()
@@ -180,6 +173,11 @@ class StackOptions(Shared):
         return "full" if self.full_attention else self.attention
 
     @property
+    def has_context(self) -> bool:
+        """Whether there is cross-attention; to a context of any length if only its channels are given."""
+        return self.context_size is not None or self.context_channels is not None
+
+    @property
     def cross_kind(self) -> str:
         """``cross_attention``, with ``"same"`` resolved."""
         if self.cross_attention != "same":
@@ -189,7 +187,8 @@ class StackOptions(Shared):
     def _contradictions(self) -> list[tuple[object, str]]:
         """Conditions under which options contradict each other, each with its error message."""
         own_method = not isinstance(self.method, str)
-        content = self.kind == "linformer" and (isinstance(self.method, str) and self.method == "content")
+        by_content = isinstance(self.method, str) and self.method == "content"
+        content = self.kind == "linformer" and by_content
         return [
             (
                 self.input_size is None and not content,
@@ -234,7 +233,7 @@ class StackOptions(Shared):
                 f"block_size={self.block_size} is for causal=True; for encoders, use local_window",
             ),
             (
-                self.open_slots and "linformer" not in (self.kind, self.cross_kind if self.context_size else ""),
+                self.open_slots and "linformer" not in (self.kind, self.cross_kind if self.has_context else ""),
                 f"open_slots={self.open_slots} has no meaning with attention={self.kind!r}, which has no slots",
             ),
             (self.reversible and self.norm != "pre", f"reversible=True needs norm='pre', got norm={self.norm!r}"),
@@ -252,19 +251,20 @@ class StackOptions(Shared):
                 f"parameter_sharing={self.parameter_sharing!r}; use 'layerwise'",
             ),
             (
-                self.cross_attention != "same" and not self.context_size,
+                self.cross_attention != "same" and not self.has_context,
                 f"cross_attention={self.cross_attention!r} has no meaning without a context; give context_size",
             ),
             (
-                self.context_k is not None and not self.context_size,
+                self.context_k is not None and not self.has_context,
                 f"context_k={self.context_k} has no meaning without a context; give context_size",
             ),
             (
-                self.context_channels is not None and not self.context_size,
-                f"context_channels={self.context_channels} has no meaning without a context; give context_size",
+                self.context_size is None and self.has_context and self.cross_kind == "linformer" and not by_content,
+                f"context_channels={self.context_channels} without context_size, for a context of any length, needs method='content' or "
+                "cross_attention='full'; give context_size, the longest context",
             ),
             (
-                own_method and self.context_size and self.cross_attention != "full",
+                own_method and self.has_context and self.cross_attention != "full",
                 f"a user-defined method is for self-attention, got context_size={self.context_size}; use a named method, or "
                 "cross_attention='full'",
             ),

@@ -21,11 +21,8 @@ MOST_LABELS = 32  # labelled rows of a picture
 
 BAR: dict[str, Any] = {"shrink": 0.8, "pad": 0.02, "aspect": 30, "fraction": 0.05}
 IMAGE: dict[str, Any] = {"aspect": "auto", "interpolation": "nearest"}
-OPENED = (
-    "#00424f",
-    "#00b4d8",
-    "#d9fbff",
-)  # from the smallest to the largest weight; colours that magma does not contain
+# Of opened slots, from the smallest to the largest weight: colours that magma, the map of the other weights, does not contain.
+OPENED = ("#00424f", "#00b4d8", "#d9fbff")
 ALIVE, DEAD, INK = "#1b82c4", "#b8b8b8", "#d55e00"
 PANELS = 4  # side by side, if all heads share their slots
 
@@ -84,9 +81,8 @@ def draw_weights(
     heads, rows = pictures[0].weights.shape[:2]
     columns = heads + (beside is not None)
     height = 2.4 if labels is None else max(2.4, 0.5 + 0.12 * min(rows, MOST_LABELS))
-    width = max(2.2 * columns + 1, 5) + 1.6 * any(
-        picture.opened is not None for picture in pictures
-    )  # space for a second colour bar
+    opened = any(picture.opened is not None for picture in pictures)
+    width = max(2.2 * columns + 1, 5) + 1.6 * opened  # space for a second colour bar
     figure = Figure(figsize=(width, height * len(pictures) + 0.6), layout="constrained")
     axes = figure.subplots(len(pictures), columns, squeeze=False)
     figure.suptitle(title)
@@ -266,8 +262,7 @@ def name_rows(axis: Any, labels: Sequence[str] | None) -> None:
     if labels is None:
         axis.set_yticks([])
         return
-    step = -(-len(labels) // MOST_LABELS)
-    chosen = range(0, len(labels), step)
+    chosen = range(0, len(labels), -(-len(labels) // MOST_LABELS))
     axis.set_yticks(chosen, [f"{labels[i]}  {i}" for i in chosen], fontsize=6)
 
 

@@ -1,7 +1,7 @@
 """A residual stack whose activations are recomputed from its output instead of kept (Gomez et al. 2017).
 
 Two halves of the residual, a and b, take turns: a branch f maps (a, b) to (b, a + f(b)), and a is recovered by subtraction. So the memory
-of a training step does not grow with the depth.
+of a training step does not grow with the depth. Shapes do not matter here: every branch keeps that of its input.
 """
 
 from collections.abc import Callable, Sequence

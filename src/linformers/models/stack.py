@@ -77,7 +77,8 @@ class Linformer(nn.Module):
             the feed-forward layer in chunks of rows; ``"C2"`` also each head, and attention in chunks.
         reversible: recompute each layer's input from its output.
         context_size: add cross-attention to a context of at most this length (a decoder).
-        context_channels: channels of that context; None means ``channels``.
+        context_channels: channels of that context; None means ``channels``. Without ``context_size``, the context may have any length; with
+            ``method="content"``, or with full cross-attention.
         context_k: slots of that context in every layer; None means ``dim_k``.
         cross_attention: how the context is seen: ``"linformer"``, in slots; ``"full"``, each of its positions; ``"same"``, in
             slots if ``attention`` is ``"linformer"``, and otherwise each position.
@@ -132,7 +133,7 @@ class Linformer(nn.Module):
         span = enter(self, x, mask, partial(self._check, x, mask), span)
         self.check_length(x.shape[1] if span.whole else span.total)
         if memory is not None:
-            if self.context_size is None:
+            if not self.has_context:
                 raise ValueError("got a memory, but this stack has no cross-attention; build it with context_size")
             if len(memory) != self.depth:
                 raise ValueError(f"got the memories of {len(memory)} layers for a stack of {self.depth}; use memory()")
@@ -146,8 +147,8 @@ class Linformer(nn.Module):
             mask = span.keep(mask, x)
         elif memory is None and state is None and self._goes_in_chunks(x, trace):
             parts = self.parts()
-            step, n = parts.chunk_length(len(x)), x.shape[1]
-            return run_in_chunks(parts, x.split(step, 1), n, mask, torch.empty_like(x), step=step, whole=x)
+            size, n = parts.chunk_length(len(x)), x.shape[1]
+            return run_in_chunks(parts, x.split(size, 1), n, mask, torch.empty_like(x), size=size, whole=x)
         keep, undo = mask, None
         if mask is not None and self.causal and span.whole:
             x, keep, undo = align_left(x, mask)
@@ -217,10 +218,15 @@ class Linformer(nn.Module):
     def _each(self) -> Iterator[Layer]:
         return iter(self.layers)  # type: ignore[arg-type]
 
+    @property
+    def has_context(self) -> bool:
+        """Whether its layers have cross-attention."""
+        return next(self._each()).cross is not None
+
     @explained("context", masks=("mask",))
     def memory(self, context: Tensor, mask: Tensor | None = None) -> list[Memory]:
         """Prepare a context ``(b, s, context_channels)``, True in ``mask`` where it is real, once for any number of queries."""
-        if self.context_size is None:
+        if not self.has_context:
             raise ValueError("this stack has no cross-attention; build it with context_size")
         if context.dim() != 3 or context.shape[2] != self.context_channels:
             raise ValueError(
@@ -230,10 +236,10 @@ class Linformer(nn.Module):
         span = enter(self, context, mask, lambda: check_mask(mask, tuple(context.shape[:2])))
         length = context.shape[1] if span.whole else span.total
         if torch.compiler.is_exporting():
-            pass
+            pass  # an export declares its own bounds
         elif length < 1:
             raise ValueError("got an empty context (length 0); give at least one position")
-        elif length > self.context_size:
+        elif self.context_size is not None and length > self.context_size:
             raise ValueError(
                 f"got a context of {length}, but the stack was built for at most context_size={self.context_size}"
             )
@@ -259,7 +265,7 @@ class Linformer(nn.Module):
             if layer.attention is not None:
                 state.attention = layer.attention.new_state(batch, self.input_size, self.projection, like)
             if layer.mixing is not None:
-                state.past = like.new_zeros(batch, layer.mixing.left, layer.mixing.conv.in_channels)
+                state.mixing = like.new_zeros(batch, layer.mixing.left, layer.mixing.conv.in_channels)
             layers.append(state)
         return DecodingState(layers, torch.zeros(batch, dtype=torch.long, device=like.device))
 
@@ -292,7 +298,7 @@ class Linformer(nn.Module):
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> None:
         """Change ``input_size`` or ``dim_k`` in place; see :func:`linformers.resample`."""
-        if self.context_size is not None:
+        if self.has_context:
             raise ValueError(
                 "a stack with cross-attention has two lengths; build a new one, or resample its projections"
             )
@@ -326,14 +332,14 @@ class Linformer(nn.Module):
         for found, why in (
             (self.training, "it is in training mode, and this is for inference; call eval() first"),
             (self.causal, "causal=True; a causal model reads a long text step by step, see LinformerLM.stream"),
-            (self.reversible, "reversible=True runs two streams of rows"),
+            (self.reversible, "reversible=True needs both halves of the residual of every row"),
             (self.attention in ("full", "local"), f"attention={self.attention!r} needs exact keys"),
             (attention is not None and attention.block > 0, "local_window needs exact keys of neighbouring blocks"),
             (
                 attention is not None and attention.opens is not None,
                 "open_slots needs exact keys of the whole sequence",
             ),
-            (self.context_size is not None, "it has cross-attention (context_size)"),
+            (self.has_context, "it has cross-attention (context_size)"),
             (
                 any(is_watched(module) for module in self.modules() if isinstance(module, Projection)),
                 "there are hooks on a projection, which sees no chunk; remove them first",

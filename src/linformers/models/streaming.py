@@ -68,15 +68,15 @@ def stream(
         if len(x.shape) != 3:
             raise ValueError(f"expected x of shape (batch, length, channels={model.channels}), got {tuple(x.shape)}")
         n, whole, first = x.shape[1], x, read(x, 0, 0, like)
-        step = chunk or parts.chunk_length(len(x))
-        chunks: Iterable[Tensor] = (read(whole, o, min(o + step, n), like) for o in range(0, n, step))
+        size = chunk or parts.chunk_length(len(x))
+        chunks: Iterable[Tensor] = (read(whole, o, min(o + size, n), like) for o in range(0, n, size))
     else:
         known = length if out is None else out.shape[1]
         if known is None:
             raise ValueError("an iterator has no length; give length, or out")
         iterator, n, whole = iter(x), known, None
         first = next(iterator, like.new_empty(0, 0, model.channels))
-        step = chunk or parts.chunk_length(len(first))
+        size = chunk or parts.chunk_length(len(first))
         chunks = chain([first], iterator)
     if first.dim() != 3 or first.shape[2] != model.channels:
         raise ValueError(
@@ -93,4 +93,4 @@ def stream(
         )
     elif not (out.is_floating_point() if isinstance(out, Tensor) else out.dtype.kind == "f"):
         raise ValueError(f"out must hold floating-point numbers, got {out.dtype}")
-    return run_in_chunks(parts, chunks, n, mask, out, step=step, whole=whole)
+    return run_in_chunks(parts, chunks, n, mask, out, size=size, whole=whole)

@@ -96,9 +96,7 @@ class TokenStack(nn.Module):
         if self.owned is not None:
             self.owned.check(span)
         undo = None
-        if (
-            mask is not None and self.linformer.causal and span.whole
-        ):  # so that positions too count from the first real token
+        if mask is not None and self.linformer.causal and span.whole:  # positions too count from the first real token
             embedded, mask, undo = align_left(embedded, mask)
         if trace is not None and undo is not None:
             trace.moves.append(undo)

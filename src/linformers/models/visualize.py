@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linformers.extras import needed
-from linformers.models.alone import Described, Listening, described, layers_alone
+from linformers.models.alone import Described, LayerWatch, described, layers_alone
 from linformers.models.held import Held, Watch
 from linformers.models.pictures import Beside, Picture, at_positions, draw_held, draw_opened, draw_weights, gathered
 from linformers.models.stack import Linformer
@@ -23,14 +23,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-CROSS = " (cross)"
-
-
-SLOTS = " (slots)"
-
-
-MOST_POSITIONS = 1024
-
+# Ends of the names of figures: of cross-attention, and of what content slots hold.
+CROSS, SLOTS = " (cross)", " (slots)"
+MOST_POSITIONS = 1024  # drawn by default
 
 Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], tuple[Any, dict[str, Any]]]
 
@@ -105,8 +100,8 @@ class Visualizer:
         """Draw all heads of all layers, one row a layer, with what the slots gather in the last column.
 
         The exact keys that causal and windowed attention has beside its slots are drawn right of a line, each at its own position. Slots
-        that a query opened are blue, and so are their keys, each at its own position. For content slots there is a second figure, under the name and ``" (slots)"``: how many tokens each slot
-        holds, and which token chose which slot; of a causal model for its last position.
+        that a query opened are blue, and so are their keys. For content slots there is a second figure, under the name and ``" (slots)"``:
+        how many tokens each slot holds, and which token chose which slot; in a causal model, as its last position sees them.
 
         Args:
             inputs: what the model takes.
@@ -121,20 +116,19 @@ class Visualizer:
         with needed("Visualizer", "cli"):
             import matplotlib
 
-        look = self.look(*inputs, **options)
+        recorded = self.look(*inputs, **options)
         figures: dict[str, Figure] = {}
-        with matplotlib.rc_context(
-            {"text.parse_math": False}
-        ):  # matplotlib would read $ in a name or a token as a formula
-            for name, layers in look.weights.items():
+        # Otherwise matplotlib would read $ in a name or a token as a formula.
+        with matplotlib.rc_context({"text.parse_math": False}):
+            for name, layers in recorded.weights.items():
                 labels = (row_labels or {}).get(name)
-                pictures = [self._picture(name, i, look, sample, max_positions) for i in range(len(layers))]
-                beside = self._beside(name, look, sample, pictures[0].weights.shape[1])
+                pictures = [self._picture(name, i, recorded, sample, max_positions) for i in range(len(layers))]
+                beside = self._beside(name, recorded, sample, pictures[0].weights.shape[1])
                 kind = "cross-attention weights" if name.endswith(CROSS) else "attention weights"
                 what = "" if beside is None else ", and what each slot gathers"
                 keys = "context position" if name.endswith(CROSS) else "key"
                 figures[name] = draw_weights(f"{name}: {kind}{what}", pictures, beside, labels, keys)
-                if held := self._content(name, look, sample):
+                if held := self._content(name, recorded, sample):
                     title = f"{name}: what content slots hold\n(line at an even share, grey below half of it)"
                     figures[f"{name}{SLOTS}"] = draw_held(title, held, max_positions, labels)
         return figures
@@ -151,7 +145,7 @@ class Visualizer:
         return saved
 
     def show(self, *inputs: Any, **options: Any) -> None:
-        """:meth:`figures`, in windows."""
+        """:meth:`figures`, shown on the screen."""
         with needed("Visualizer", "cli"):
             import matplotlib.pyplot as plt
 
@@ -169,7 +163,7 @@ class Visualizer:
         traces: dict[str, list[Trace]] = {name: [] for name in self.stacks}
         starts: dict[str, Tensor] = {}
 
-        def ask(name: str) -> Hook:
+        def recorder(name: str) -> Hook:
             def hook(stack: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
                 # A model's own trace has its rows moved back to the caller's order.
                 trace = given.get("trace") or Trace(need_weights=True, need_hidden=False)
@@ -184,17 +178,19 @@ class Visualizer:
 
             return hook
 
-        hooks = [stack.register_forward_pre_hook(ask(name), with_kwargs=True) for name, stack in self.stacks.items()]
+        hooks = [
+            stack.register_forward_pre_hook(recorder(name), with_kwargs=True) for name, stack in self.stacks.items()
+        ]
         training = self.model.training
         try:
-            with Watch(self.stacks) as watch, Listening(self.alone) as heard:
+            with Watch(self.stacks) as watch, LayerWatch(self.alone) as alone:
                 self.model.eval()(*inputs, **options)
         finally:
             self.model.train(training)
             for hook in hooks:
                 hook.remove()
-        unknown: dict[str, list[Tensor | None]] = {name: [None] * len(found) for name, found in heard.weights.items()}
-        look = Recorded(heard.weights, unknown, heard.held, starts | heard.starts)
+        unknown: dict[str, list[Tensor | None]] = {name: [None] * len(found) for name, found in alone.weights.items()}
+        recorded = Recorded(alone.weights, unknown, alone.held, starts | alone.starts)
         for name, passes in traces.items():
             for label, held, found in (
                 (name, watch.held, [(trace.weights, trace.opened) for trace in passes]),
@@ -205,10 +201,10 @@ class Visualizer:
                     continue
                 views = watch.views.get(name, ())
                 chosen = [c for _, one in found for c in one]
-                look.weights[label] = weights
-                look.opened[label] = [None if c is None else seen_through(c, views)[0] for c in chosen]
-                look.held[label] = held.get(name) or [None] * len(weights)
-        return look
+                recorded.weights[label] = weights
+                recorded.opened[label] = [None if c is None else seen_through(c, views)[0] for c in chosen]
+                recorded.held[label] = held.get(name) or [None] * len(weights)
+        return recorded
 
     def _attention(self, name: str, index: int) -> Attention | Described:
         """The attention whose weights have this name, in this layer."""
@@ -217,17 +213,17 @@ class Visualizer:
         layer = cast(Layer, self.stacks[name.removesuffix(CROSS)].layers[index])
         return cast(Attention, layer.cross if name.endswith(CROSS) else layer.attention)
 
-    def _picture(self, name: str, index: int, look: Recorded, sample: int, most: int) -> Picture:
+    def _picture(self, name: str, index: int, recorded: Recorded, sample: int, most: int) -> Picture:
         """What is drawn of the weights of a layer."""
         attention, slots = self._attention(name, index), self.slots(name, index)
-        weights, choice = look.weights[name][index][sample], look.opened[name][index]
+        weights, choice = recorded.weights[name][index][sample], recorded.opened[name][index]
         if choice is not None:
             choice = choice[sample, :, :most].repeat_interleave(len(weights) // choice.shape[1], 0)
         blocks = attention.kind != "full" and attention.block > 0 and not name.endswith(CROSS)
         if not blocks:
             weights, more = weights[:, :most], weights.shape[-1] - slots if slots else 0  # keys that are in no slot
             return Picture(weights, slots, more, None if choice is None else draw_opened(choice, weights, slots))
-        n, start = weights.shape[1], int(look.starts[name][sample]) if name in look.starts else 0
+        n, start = weights.shape[1], int(recorded.starts[name][sample]) if name in recorded.starts else 0
         weights = weights[:, :most]
         # No query that is drawn sees a key further right.
         exact = at_positions(weights[..., slots:], attention.block, n, start)[..., : most + 2 * attention.block]
@@ -236,18 +232,18 @@ class Visualizer:
             used = (seen > 0).any(0).any(0).nonzero()
             seen = seen[..., : int(used.max()) + 1 if len(used) else 0]
         weights, shown, keys = torch.cat([seen, exact], -1), seen.shape[-1], exact.shape[-1]
-        held, opened = look.held[name][index], None
+        held, opened = recorded.held[name][index], None
         if choice is not None:
             owner = None if held is None or held.owner is None else held.owner[sample, :keys]
             opened = draw_opened(choice, weights, shown, owner)
         return Picture(weights, shown, keys, opened)
 
-    def _beside(self, name: str, look: Recorded, sample: int, rows: int) -> Beside | None:
+    def _beside(self, name: str, recorded: Recorded, sample: int, rows: int) -> Beside | None:
         """What the slots of all layers gather; None if no layer has slots with fixed positions."""
         found: list[Tensor | None] = []
-        content = any(held is not None and held.shares is not None for held in look.held[name])
-        for i in range(len(look.weights[name])):
-            held = look.held[name][i]
+        content = any(held is not None and held.shares is not None for held in recorded.held[name])
+        for i in range(len(recorded.weights[name])):
+            held = recorded.held[name][i]
             if content:
                 shares = None if held is None else held.shares
                 found.append(None if shares is None else shares[sample, :, :rows].mean(0))
@@ -275,12 +271,12 @@ class Visualizer:
         positions = MOST_POSITIONS if name.endswith(CROSS) else rows
         return None if projection is None else gathered(projection, positions, attention.slots)
 
-    def _content(self, name: str, look: Recorded, sample: int) -> list[tuple[int, Held]]:
+    def _content(self, name: str, recorded: Recorded, sample: int) -> list[tuple[int, Held]]:
         """The layers with content slots, counted from 1, and what these hold of one sample."""
-        if not any(self._attention(name, i).opens is None for i in range(len(look.weights[name]))):
+        if not any(self._attention(name, i).opens is None for i in range(len(recorded.weights[name]))):
             return []  # slots that can be opened are segments: their positions are fixed
         return [
             (i + 1, Held(*(None if x is None else x[sample : sample + 1] for x in held)))  # type: ignore[arg-type]
-            for i, held in enumerate(look.held[name])
+            for i, held in enumerate(recorded.held[name])
             if held is not None
         ]

@@ -1,0 +1,1 @@
+"""Modules: attention, the layers of a stack, and what decoding keeps of them."""

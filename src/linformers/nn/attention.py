@@ -41,7 +41,7 @@ class Attention(nn.Module):
         projection: shortens keys and values; in a causal layer, those of one block. None if it is passed to ``forward``.
         slots: how many of the projection's slots to use.
         k: the slots of the longest input, if it has more than ``slots``: those of all its blocks.
-        block: the positions of a block, in a causal layer or of a window; 0 for no window.
+        block: positions of a block of exact neighbours, of a causal layer or of ``local_window``; 0 for none.
         causal: whether a query sees no later position.
         dropout: on the attention weights and on the output.
         out_hidden: insert a second linear map with this many channels before the output.
@@ -185,7 +185,7 @@ class Attention(nn.Module):
     def memory_in_chunks(
         self, length: int, projection: Projection | None, rotary: bool = False, longest: int | None = None
     ) -> MemoryInChunks:
-        """An object that makes the memory of a sequence of ``length`` positions from its parts, of which one has at most ``longest``."""
+        """Prepare the memory of a sequence of ``length`` positions that comes in parts, the longest of ``longest`` positions."""
         return MemoryInChunks(
             self.k_proj,
             self.v_proj,
@@ -263,9 +263,9 @@ class Attention(nn.Module):
             dtype=like.dtype,
         )
 
-    def _projection(self, handed: Projection | None) -> Projection:
+    def _projection(self, shared: Projection | None) -> Projection:
         """The layer's own projection, or the one that all layers share."""
-        if (projection := handed if self.projection is None else self.projection) is None:
+        if (projection := shared if self.projection is None else self.projection) is None:
             raise TypeError("this attention has no projection of its own; pass one")
         return projection
 

@@ -36,11 +36,12 @@ from linformers.ops.gathered import attend_gathered
 from linformers.ops.heads import join_heads, to_heads
 from linformers.ops.linformer import attend, attend_causally, attend_with_weights, multiply_ones
 from linformers.ops.opened import attend_opened
+from linformers.ops.running import attend_running
 from linformers.ops.span import WHOLE, Span, refuse
 from linformers.ops.views import View, all_slots
 from linformers.private import are_functorch_transforms_active, has_global_hook
 from linformers.projections.base import KEY, Projection, Slots
-from linformers.projections.content import Content, means_of
+from linformers.projections.content import FEWEST_TOKENS, Content, means_of
 from linformers.projections.dense import Dense
 from linformers.watch import is_watched_inside
 
@@ -200,7 +201,11 @@ def attend_heads(
         memory = memory_across(k, v, projection, span, **options)
     elif isinstance(projection, Content) and block:
         slots = projection.k if slots is None else slots
-        memory = memory_of_sets(k, v, projection, block=block, causal=causal, keep=keep, k=slots, source=source)
+        shares = projection.for_input(join_heads(k) if source is None else source, keep, slots).shares
+        plain = keep is None and not (how.dropout or how.need_weights or how.by_head)
+        if causal and plain and (out := attend_running(q, k, v, shares, block, FEWEST_TOKENS)) is not None:
+            return out, None
+        memory = memory_of_sets(k, v, shares, block=block, causal=causal)
     elif causal:
         slots = projection.k if slots is None else slots
         memory = memory_of_finished(k, v, projection, slots, keep)

@@ -1,4 +1,7 @@
-"""The feed-forward layer, and dropout."""
+"""The feed-forward layer, and dropout.
+
+Both map positions separately: ``(..., channels)`` to ``(..., out_channels)``.
+"""
 
 from collections.abc import Callable
 

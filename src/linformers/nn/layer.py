@@ -94,7 +94,7 @@ class Pass:
     span: Span = WHOLE
 
     def choice(self, index: int, branch: str) -> Choice:
-        """The slots that a layer opens in a branch."""
+        """The slots that a layer opens in a branch; empty until its first pass has chosen them."""
         return self.choices.setdefault((index, branch), Choice())
 
 
@@ -212,12 +212,12 @@ class Layer(nn.Module):
     def _mix(self, x: Tensor, run: Pass, state: LayerState | None) -> Tensor:
         mixing: LocalMixing = self.mixing  # type: ignore[assignment]
         if state is not None:
-            past: Tensor = state.past  # type: ignore[assignment]
+            past: Tensor = state.mixing  # type: ignore[assignment]
             out, after = mixing.step(x, past)
-            state.past = after if run.keep is None else torch.where(run.keep[:, None, None], after, past)
+            state.mixing = after if run.keep is None else torch.where(run.keep[:, None, None], after, past)
             return out
         if run.state is not None:
-            run.state.layers[self.index].past = mixing.past(blank(x, run.keep), run.state.length)
+            run.state.layers[self.index].mixing = mixing.past(blank(x, run.keep), run.state.length)
         return mixing(x, run.keep) if run.span.whole else mixing(x, run.keep, run.span)
 
     def _attend(self, x: Tensor, run: Pass, state: LayerState | None) -> Tensor:
@@ -256,11 +256,9 @@ class Layer(nn.Module):
         if run.memories is not None:
             memory = run.memories[self.index]
         if memory is None:
-            hint = (
-                "hand forward its memory, or LinformerLM the context"
-                if state is None
-                else "first hand it to forward, with the state"
-            )
+            hint = "pass memory= to forward, or context= to LinformerLM"
+            if state is not None:
+                hint = "run forward with memory= and this state before the first step"
             raise ValueError(f"this stack has cross-attention (context_size) but got no memory; {hint}")
         choice = None if cross.opens is None else run.choice(self.index, "cross")
         shown = {"need_weights": run.trace.need_weights, "views": run.trace.views(2)}

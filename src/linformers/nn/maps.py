@@ -37,16 +37,15 @@ class ChannelMap(Protocol):
     def __call__(self, x: Tensor, /) -> Tensor: ...
 
 
-def shortens_first(projection: Projection, x: Tensor, linear: ChannelMap, heads: int) -> bool:
-    """Whether ``(E x) W`` costs fewer multiplications than ``E (x W)``, and gives the same."""
+def shortens_first(projection: Projection, length: int, linear: ChannelMap) -> bool:
+    """Whether ``(E x) W`` of ``length`` positions costs fewer multiplications than ``E (x W)``, and gives the same."""
     if not projection.linear:
         return False
-    if (
-        affine := as_affine(linear)
-    ) is None:  # its cost is unknown, but with one E for all heads fewer rows are cheaper
+    affine = as_affine(linear)
+    if affine is None:  # its cost is unknown, but with one E for all heads fewer rows are cheaper
         return projection.heads == 1 and not is_watched_inside(linear)
-    # An export serves all lengths, and may not depend on that of the example.
-    length = projection.max_len if torch.compiler.is_exporting() else x.shape[1]
+    if torch.compiler.is_exporting():  # a graph serves all lengths, and may not depend on that of the example
+        length = projection.max_len
     d_out, d_in = affine.weight.shape
     shorten_then_map = projection.cost(length) * d_in * projection.heads + projection.k * d_in * d_out
     map_then_shorten = length * d_in * d_out + projection.cost(length) * d_out

@@ -3,6 +3,7 @@
 Axes: b batch, g key/value heads, s key positions, m blocks, c positions of a block, r slots of a block, k slots, d channels.
 """
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -13,11 +14,11 @@ from linformers.nn.maps import ChannelMap, map_slots, map_to_both, shortens_firs
 from linformers.nn.positions import Rotate
 from linformers.ops.blocks import cut
 from linformers.ops.heads import join_heads, split_heads, to_heads
-from linformers.ops.masks import blank
+from linformers.ops.masks import blank, readable
 from linformers.ops.opened import Opening
 from linformers.ops.seen import Seen, Segments, block_owners
 from linformers.projections.base import KEY, VALUE, Projection, Slots
-from linformers.projections.content import Content, add_up, means_of
+from linformers.projections.content import add_up, means_of
 
 
 class Openable(NamedTuple):
@@ -34,7 +35,7 @@ class Openable(NamedTuple):
     opening: Opening
 
     def select(self, rows: Tensor) -> "Openable":
-        """Those of some rows of the batch, by index."""
+        """The same for some rows of the batch, by index."""
         owner = self.opening.owner
         opening = self.opening._replace(owner=owner if len(owner) == 1 else owner.index_select(0, rows))
         return Openable(self.keys.index_select(0, rows), self.values.index_select(0, rows), opening)
@@ -116,8 +117,8 @@ def make_memory(
         k: use this many slots instead of all of the projection's.
         rotate: applies rotary positions to the keys of the heads before they are shortened.
     """
-    first = shortens_first(projection, key, to_key, heads) and rotate is None
-    value_first = shortens_first(projection, value, to_value, heads)
+    first = shortens_first(projection, key.shape[1], to_key) and rotate is None
+    value_first = shortens_first(projection, value.shape[1], to_value)
     shortens = projection.for_input(key, keep, k)
     if first and value_first and key is value and projection.parts == 1 and projection.heads == 1:
         slots = shortens(key[:, None], keep, KEY, k)
@@ -267,37 +268,30 @@ def with_exact(
 def memory_of_sets(
     keys: Tensor,
     values: Tensor,
-    projection: Content,
+    shares: Tensor,
     *,
     block: int,
     causal: bool,
-    keep: Tensor | None = None,
-    k: int | None = None,
-    source: Tensor | None = None,
 ) -> Memory:
     """Content slots for each block of queries, made of the positions that it does not see exactly, so that no token counts twice.
 
     Args:
         keys: of heads, ``(b, g, n, d)``.
         values: ``(b, g, n, d)``.
+        shares: ``(b, g or 1, n, k)``, of each token in each slot; zeros where a token is not real.
         block: positions c of a block.
         causal: exact keys are those of the block and the previous one, and slots those of earlier blocks; otherwise exact keys are those of the
             block and both its neighbours, and slots those of all other blocks.
-        keep: ``(b, n)``, True where a token is real.
-        k: use this many slots.
-        source: ``(b, n, ch)``, the input of the slots; None for the keys of all heads.
 
     Returns:
         A set of slots for each block, ``(b, g, m, k, d)``; if causal, for each block but the first two.
     """
-    shares = projection.for_input(join_heads(keys) if source is None else source, keep, k).shares  # (b, g or 1, n, k)
-    if (
-        causal and not torch.compiler.is_exporting()
-    ):  # an export sums all blocks: how many are finished depends on the length
+    # An export has all blocks: which are finished depends on the length.
+    if causal and not torch.compiler.is_exporting():
         finished = max(0, -(-keys.shape[2] // block) - 2) * block
         keys, values, shares = (x[:, :, :finished] for x in (keys, values, shares))
     sums = sums_of_blocks(keys, values, shares, block)
-    sums = [x.cumsum(2) for x in sums] if causal else [sum_of_others(x) for x in sums]
+    sums = [running_sums(x) for x in sums] if causal else [sum_of_others(x) for x in sums]
     slots_of_keys, slots_of_values = (means_of(x, sums[2], keys.dtype) for x in sums[:2])
     return Memory(slots_of_keys.content, slots_of_values.content, slots_of_keys.keep, slots_of_keys.log_count)
 
@@ -319,10 +313,24 @@ def sum_of_others(x: Tensor) -> Tensor:
     Computed by sums from both ends: subtracting from the total would leave rounding errors where the sum is empty.
     """
     m = x.shape[2]
+    if in_turn(x):
+        parts, empty = x.unbind(2), [torch.zeros_like(x[:, :, 0])] * 2
+        pairs = zip([*empty, *accumulate(parts)][:m], [*empty, *accumulate(parts[::-1])][:m][::-1], strict=True)
+        return torch.stack([before + after for before, after in pairs], 2)
     ends = [0, 0] * (x.dim() - 3)
     before = F.pad(x.cumsum(2), (*ends, 2, 0))[:, :, :m]
     after = F.pad(x.flip(2).cumsum(2), (*ends, 2, 0))[:, :, :m].flip(2)
     return before + after
+
+
+def running_sums(x: Tensor) -> Tensor:
+    """Of sums for each block ``(b, g, m, ...)``, the sums over the blocks up to each."""
+    return torch.stack(list(accumulate(x.unbind(2))), 2) if in_turn(x) else x.cumsum(2)
+
+
+def in_turn(x: Tensor) -> bool:
+    """Whether to add the blocks ``(b, g, m, ...)`` one after the other: on the CPU, ``cumsum`` reads memory in strides of whole blocks."""
+    return x.device.type == "cpu" and readable(x) and x.shape[2] > 0
 
 
 def map_positions(

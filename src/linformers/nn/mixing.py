@@ -14,7 +14,7 @@ from linformers.ops.span import WHOLE, Span
 class LocalMixing(nn.Module):
     """A depthwise convolution over neighbouring positions; slots alone do not tell which positions are neighbours.
 
-    Symmetric, or left-sided if ``causal``. Padding is zeroed first, so that it equals the end of the sequence.
+    Symmetric, or left-sided if ``causal``. Padding is zeroed first, so that a padded input gives the same as a trimmed one.
     """
 
     def __init__(self, channels: int, width: int, *, causal: bool) -> None:
@@ -35,8 +35,8 @@ class LocalMixing(nn.Module):
 
     def step(self, x: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
         """One token ``(b, 1, ch)`` after the previous ones ``(b, width - 1, ch)``: its output, and the previous ones for the next step."""
-        window = torch.cat([past, x], 1)
-        return self.conv(window.mT).mT, window[:, 1:]
+        rows = torch.cat([past, x], 1)
+        return self.conv(rows.mT).mT, rows[:, 1:]
 
     def past(self, x: Tensor, length: Tensor) -> Tensor:
         """The last ``width - 1`` of each row's first ``length`` tokens, zeros before the start: ``(b, width - 1, ch)``."""

@@ -54,7 +54,7 @@ class LinearMultiheadAttention(TorchMaps):
             pair of either, for keys and values (see :func:`linformers.make_projection`). The layer owns the result.
         projection: use this projection, which another module owns: it is neither registered nor copied here. Its own length and
             slots are used; leave ``seq_len`` and ``proj_k`` out (for a causal layer it has the length of a block, and ``seq_len`` may be given).
-        start: ``"random"`` or ``"segments"``, how learned projections begin.
+        start: initial values of learned projections, ``"random"`` or ``"segments"``.
         causal: self-attention in which no output depends on a later input. Each block of positions is projected separately
             (see :mod:`linformers.nn.state`); a ``projection`` that is passed in is the one of a block.
         block_size: positions of such a block; None chooses one.
@@ -132,6 +132,8 @@ class LinearMultiheadAttention(TorchMaps):
         at_least_one(open_reach=open_reach)
         if open_reach is not None and not open_slots:
             raise ValueError(f"open_reach={open_reach} has no meaning without open_slots")
+        if open_reach is not None and not causal:
+            raise ValueError(f"open_reach={open_reach} has no meaning with causal=False")
         if causal and local_window:
             raise ValueError(f"local_window={local_window} cannot be combined with causal=True; use block_size")
         self.dropout, self.batch_first = dropout, batch_first

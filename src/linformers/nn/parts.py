@@ -18,7 +18,9 @@ from linformers.projections.content import Content, means_of
 
 
 class MemoryInChunks:
-    """:func:`make_memory` for self-attention over a sequence that comes in chunks, without gradients.
+    """:func:`linformers.nn.memory.make_memory` for self-attention over a sequence that comes in parts.
+
+    Either in chunks, without gradients (:meth:`add`), or as the positions of several processes, with gradients (:meth:`add_up`).
 
     Args:
         length: of the whole sequence.
@@ -39,8 +41,7 @@ class MemoryInChunks:
         longest: int | None = None,
     ) -> None:
         self.maps, self.projection, self.heads, self.length, self.k = (to_key, to_value), projection, heads, length, k
-        shape = torch.empty(1, longest or length, 0)
-        self.first = [shortens_first(projection, shape, to, heads) for to in self.maps]
+        self.first = [shortens_first(projection, longest or length, to) for to in self.maps]
         self.first[KEY] &= not rotary
         self.parts = [KEY] if all(self.first) and projection.parts == 1 and projection.heads == 1 else [KEY, VALUE]
         self.sums: dict[int, Sums] = {}
@@ -68,7 +69,7 @@ class MemoryInChunks:
         return map_positions(x, self.maps[part], self.projection, self.heads, keep, turn)
 
     def finish(self) -> Memory:
-        """The memory that :func:`make_memory` makes of the whole sequence at once."""
+        """The memory of the whole sequence."""
         slots = {part: self.projection.finish(sums) for part, sums in self.sums.items()}
         keys, values = (
             map_slots(found, self.maps[part], self.heads)
@@ -149,9 +150,8 @@ def sets_across(
         ends += [(x[:, :, 1:].sum(2), x[:, :, 0]) for x in sums]
     sent = [x for pair in ends for x in pair]
     found = span.gather(torch.cat([x.flatten() for x in sent])).split([x.numel() for x in sent], 1)
-    gathered = [
-        y.unflatten(1, x.shape) for x, y in zip(sent, found, strict=True)
-    ]  # (p, b, g, k, d) or (p, b, g or 1, k)
+    # (p, b, g, k, d), and (p, b, g or 1, k) for the shares
+    gathered = [y.unflatten(1, x.shape) for x, y in zip(sent, found, strict=True)]
     sets = []
     for i, x in enumerate(sums):
         m = x.shape[2]
@@ -167,7 +167,7 @@ def sets_across(
 
 
 def earlier(others: Tensor, edges: Tensor, own: Tensor) -> Tensor:
-    """Sums of blocks ``(b, g, m, ...)`` behind two more: of all blocks of earlier processes but the last, and of that one.
+    """Sums of blocks ``(b, g, m, ...)``, preceded by two more: of all blocks of earlier processes but the last, and of that one.
 
     Args:
         others: ``(p, b, g, ...)``, of each earlier process all but its last block.

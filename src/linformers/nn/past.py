@@ -104,9 +104,8 @@ class FinishedSlots:
         self, keys: Tensor, values: Tensor, finished: Tensor, keep: Tensor | None, shares: Tensor | None
     ) -> None:
         c = self.projection.max_len
-        most = (
-            max(0, -(-keys.shape[2] // c) - 2) * c
-        )  # of the longest row; rows do not see blocks that they have not finished
+        # Of the longest row; other rows do not see the blocks that they have not finished.
+        most = max(0, -(-keys.shape[2] // c) - 2) * c
         if not most or not self.slots:
             return
         kept = None if keep is None else keep[:, :most]

@@ -4,11 +4,10 @@ Axes: b batch, h heads, n positions, d channels of a head.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-
-Rotate = Callable[[Tensor], Tensor]
 
 
 class SinusoidalPositions(nn.Module):
@@ -26,25 +25,35 @@ class SinusoidalPositions(nn.Module):
         return torch.cat([angle.sin(), angle.cos()], -1)[..., : self.channels]
 
 
-def rotary_positions(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rotate:
-    """Rotary positions (Su et al. 2021): rotate pairs of channels by angles that grow with the position.
+class Rotation(NamedTuple):
+    """Rotates pairs of channels of queries or keys ``(b, h, n, d)`` by an angle for each position.
+
+    Attributes:
+        cos: ``(n, d / 2)``, or ``(b, 1, n, d / 2)`` if rows differ.
+        sin: the same.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __call__(self, x: Tensor, /) -> Tensor:
+        a, b = x.chunk(2, -1)
+        cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
+        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+Rotate = Rotation | Callable[[Tensor], Tensor]  # to a type checker, a tuple that can be called is no Callable
+
+
+def rotary_positions(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rotation:
+    """Rotary positions (Su et al. 2021): angles that grow with the position.
 
     Args:
         positions: ``(n,)``, or ``(b, n)`` if rows differ.
-        head_dim: even.
-
-    Returns:
-        A function of queries or keys ``(b, h, n, d)``.
+        head_dim: d, even.
     """
     half = head_dim // 2
     frequency = base ** (-torch.arange(half, device=positions.device) / half)
     angle = positions[..., None] * frequency  # (n, d / 2) or (b, n, d / 2)
     angle = angle if positions.dim() == 1 else angle[:, None]
-    cos, sin = angle.cos(), angle.sin()
-
-    def rotate(x: Tensor) -> Tensor:
-        a, b = x.chunk(2, -1)
-        c, s = cos.to(x.dtype), sin.to(x.dtype)
-        return torch.cat([a * c - b * s, a * s + b * c], -1)
-
-    return rotate
+    return Rotation(angle.cos(), angle.sin())

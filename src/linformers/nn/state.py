@@ -26,7 +26,7 @@ from linformers.projections.content import Content
 
 @dataclass
 class CausalState:
-    """The past of one causal layer: at most k slots and two blocks of exact keys, whatever the length.
+    """What decoding keeps of one causal layer: at most k slots and two blocks of exact keys, whatever the length.
 
     Position p is written to place ``p mod 2c`` of the exact keys. When a row enters block B, the block B - 2, whose places it
     overwrites, is compressed first. Rows of a batch may be at different positions.
@@ -254,10 +254,16 @@ class CausalState:
 
 @dataclass
 class LayerState:
-    """The decoding state of one layer."""
+    """The decoding state of one layer; None for branches that it does not have.
+
+    Attributes:
+        attention: of self-attention.
+        mixing: ``(b, local_kernel - 1, ch)``, the last inputs of local mixing.
+        memory: what cross-attention looks up.
+    """
 
     attention: CausalState | None = None
-    past: Tensor | None = None  # (b, local_kernel - 1, ch), the last inputs of the local mixing
+    mixing: Tensor | None = None
     memory: Memory | None = None
 
 
@@ -290,8 +296,8 @@ class DecodingState:
         for layer in self.layers:
             if layer.attention is not None:
                 layer.attention.reorder(index)
-            if layer.past is not None:
-                layer.past = layer.past.index_select(0, index)
+            if layer.mixing is not None:
+                layer.mixing = layer.mixing.index_select(0, index)
             if layer.memory is not None and moved:
                 layer.memory = layer.memory.select(index)
 

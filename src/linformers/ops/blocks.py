@@ -92,16 +92,15 @@ class BlockSlots(NamedTuple):
     log_count: Tensor | None
 
     def of_blocks(self, blocks: int, slots_per_block: int | None, start: int = 0) -> "Iterator[BlockSlots]":
-        """What the queries of each block, from block ``start`` on, see: keys and values ``(b, g, k, d)``, with their ``keep`` and ``log_count`` or None."""
+        """The slots that the queries of each block see, from block ``start`` on: keys and values ``(b, g, k, d)``, with ``keep`` and ``log_count``."""
         keys, values, keep, log_count = self
         if keys.dim() == 4:
             for i in range(start, start + blocks):
                 used = keys.shape[2] if slots_per_block is None else max(0, i - 1) * slots_per_block
                 yield BlockSlots(keys[:, :, :used], values[:, :, :used], None if keep is None else keep[:, :used], None)
             return
-        for _ in range(
-            blocks - keys.shape[2]
-        ):  # blocks 0 and 1 see no slots; empty slices keep parameters in the graph
+        # Blocks 0 and 1 see no slots; empty slices keep parameters in the graph.
+        for _ in range(blocks - keys.shape[2]):
             yield BlockSlots(keys.flatten(2, 3)[:, :, :0], values.flatten(2, 3)[:, :, :0], None, None)
         for i, pair in enumerate(zip(keys.unbind(2), values.unbind(2), strict=True)):
             yield BlockSlots(*pair, *(None if x is None else x[:, :, i] for x in (keep, log_count)))

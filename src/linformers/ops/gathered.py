@@ -14,7 +14,7 @@ from torch import Tensor
 from linformers.ops.blocks import cut, first_places
 from linformers.ops.cpu import drop
 from linformers.ops.precision import single, without_autocast
-from linformers.ops.seen import Near, Seen, Segments, segment_rows
+from linformers.ops.seen import ExactKeys, Seen, Segments, segment_rows
 from linformers.ops.views import View, seen_through
 
 
@@ -127,7 +127,7 @@ def _scaled(rows: Tensor) -> Tensor:
     return rows * rows.shape[-1] ** -0.5
 
 
-def _exact(seen: Seen) -> list[Near]:
+def _exact(seen: Seen) -> list[ExactKeys]:
     return [x for x in (seen.near, seen.rest) if x is not None]
 
 

@@ -1,6 +1,6 @@
 """The maths of Linformer attention as pure functions: shorten along the sequence, then attend.
 
-Axes: b batch, h heads, g key/value heads, n query positions, s key positions, k slots, w positions of a window, d channels.
+Axes: b batch, h heads, g key/value heads, n query positions, s key positions, k slots, d channels.
 Masks: ``keep`` is True where a token (or a slot) is real.
 """
 
@@ -58,9 +58,8 @@ def attend(
     Returns:
         ``(b, h, n, d)``.
     """
-    if (
-        dropout and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
-    ):  # torch converts the others to float32
+    # Here `drop` is faster than torch's dropout. Lower precision is left to torch, which then computes in float32.
+    if dropout and q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64):
         return attend_with_weights(q, k, v, keep, dropout, log_count=log_count)[0]
     d, gqa = q.shape[-1], bool(k.shape[1] != q.shape[1])  # bool: sizes are tensors in torch.jit.trace
     mask = None if keep is None else as_mask(keep, q.shape[1])

@@ -222,14 +222,14 @@ class Group:
         d_keys: Tensor,
         d_values: Tensor,
     ) -> None:
+        """Add to the gradients of queries, slot keys and slot values, given the share that the slots have of each query's softmax."""
         d_table = [torch.zeros_like(x) for x in (table.keys, table.values)]
         for rows, groups in self.chunks():
             q = self.q[:, :, rows]
             scores = self.scores(table, rows, groups)
             table.close(scores, chosen[:, rows], groups)
-            weights = scores.softmax(-1).flatten(
-                1, 2
-            )  # of the slots alone: their share of the softmax is in the incoming gradient
+            # Of the slots alone: their share of the whole softmax is in the incoming gradient.
+            weights = scores.softmax(-1).flatten(1, 2)
             d_rows = (d_out[:, :, rows] * share[:, :, rows, None]).flatten(1, 2)
             keys, values = (table.columns(x, groups) for x in (table.keys, table.values))
             d_scores = torch.bmm(d_rows, values.mT)
@@ -281,19 +281,19 @@ class Group:
         n = self.k.shape[1]
         blocks, shifts = -(-n // block), 2 if causal else 3
         after = (blocks + (not causal)) * block - n
-        keys, values = (windows(F.pad(x, (0, 0, block, after)), block, blocks, shifts) for x in (self.k, self.v))
+        keys, values = (near_blocks(F.pad(x, (0, 0, block, after)), block, blocks, shifts) for x in (self.k, self.v))
         real = F.pad((self.owner >= 0).to(keys.dtype), (block, after))[..., None]
-        mask = windows(real, block, blocks, shifts).mT > 0  # (u or 1, m, 1, w)
+        mask = near_blocks(real, block, blocks, shifts).mT > 0  # (u or 1, m, 1, w)
         if causal:
             mask = mask & (torch.arange(2 * block) <= block + torch.arange(block)[:, None])
 
-        def add_windows(grad: Tensor, of_windows: Tensor) -> None:
+        def add_near(grad: Tensor, of_near: Tensor) -> None:
             whole = grad.new_zeros(len(grad), blocks + shifts - 1, block, grad.shape[-1])
-            for i, part in enumerate(of_windows.split(block, 2)):
+            for i, part in enumerate(of_near.split(block, 2)):
                 whole[:, i : i + blocks] += part
             grad += whole.flatten(1, 2)[:, block : block + n]
 
-        parts: list[tuple[Around, AddUp]] = [(Around(keys, values, hidden(mask, keys), block), add_windows)]
+        parts: list[tuple[Around, AddUp]] = [(Around(keys, values, hidden(mask, keys), block), add_near)]
         if causal:
             return parts
         places, member, _ = rest_of_segments(self.first, self.last, self.segments, block)
@@ -325,8 +325,8 @@ def groups_of_units(q: Tensor, slot_keys: Tensor) -> list[slice]:
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def windows(x: Tensor, block: int, blocks: int, shifts: int) -> Tensor:
-    """Overlapping windows of ``shifts`` blocks of ``(u, s, d)``, not copied: ``(u, m, w, d)``."""
+def near_blocks(x: Tensor, block: int, blocks: int, shifts: int) -> Tensor:
+    """For each block of ``(u, s, d)``, the ``shifts`` blocks around it, as an overlapping view: ``(u, m, w, d)``."""
     x = x.contiguous()
     u, _, d = x.shape
     return x.as_strided((u, blocks, shifts * block, d), (x.stride(0), block * d, d, 1))

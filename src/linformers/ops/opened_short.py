@@ -33,7 +33,14 @@ def attend_short(
     dropout: float = 0.0,
     choice: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """See :func:`linformers.ops.opened.attend_opened`, and :class:`linformers.ops.opened.Opening`; ``extra`` are its keys and values."""
+    """:func:`linformers.ops.opened.attend_opened` without weights; the arguments are fields of :class:`linformers.ops.opened.Opening`.
+
+    Args:
+        extra: the keys and values of the opening, which are in no slot.
+
+    Returns:
+        The output ``(b, h, n, d)``, and the choice ``(b, g, n, o)``.
+    """
     with without_autocast(q):  # the choice is made in float32
         dtype, n = single(q.dtype), q.shape[2]
         queries, keys, values, means, mean_values = (x.to(dtype) for x in (q, k, v, slot_keys, slot_values))
@@ -57,9 +64,8 @@ def attend_short(
             return out.to(q.dtype), choice
         keys, values = repeat_heads(keys, q.shape[1]), repeat_heads(values, q.shape[1])
         scores = (queries * q.shape[-1] ** -0.5) @ keys.mT + mask
-        hidden = (
-            mask == -torch.inf
-        )  # the smallest number, and zeros afterwards: a row that sees nothing gives 0, not NaN
+        # The smallest number instead of -inf, and zeros afterwards: a row that sees nothing then gives 0, not NaN.
+        hidden = mask == -torch.inf
         weights = scores.masked_fill(hidden, torch.finfo(dtype).min).softmax(-1).masked_fill(hidden, 0.0)
         return (drop(weights, dropout) @ values).to(q.dtype), choice
 
@@ -86,7 +92,10 @@ def _seen(
 def _mask(
     choice: Tensor, candidates: Tensor, near: Tensor | None, owner: Tensor, segments: Segments, dtype: torch.dtype
 ) -> Tensor:
-    """What is added to the logits: the logarithm of the tokens of closed slots, nothing for keys, -inf for what is not seen, ``(b, g, n, k + s)``."""
+    """What is added to the logits, ``(b, g, n, k + s)``: the logarithm of the tokens of closed slots, 0 for keys, -inf for what is not seen.
+
+    It is the same for all query heads of a key/value head.
+    """
     slots = segments.tokens.shape[1]
     opened = torch.zeros(*choice.shape[:3], slots + 1, dtype=torch.bool, device=choice.device)
     opened.scatter_(-1, choice.masked_fill(choice < 0, slots), True)
@@ -101,6 +110,4 @@ def _mask(
         exact = exact | near[:, None]
     weight = segments.tokens.clamp(min=1).to(dtype).log()[:, None, None]
     nothing = torch.zeros((), dtype=dtype, device=choice.device)
-    return torch.cat(
-        [torch.where(closed, weight, -torch.inf), torch.where(exact, nothing, -torch.inf)], -1
-    )  # the same for all query heads of a key/value head
+    return torch.cat([torch.where(closed, weight, -torch.inf), torch.where(exact, nothing, -torch.inf)], -1)

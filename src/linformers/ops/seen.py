@@ -28,7 +28,7 @@ class Segments(NamedTuple):
     tokens: Tensor
 
 
-class Near(NamedTuple):
+class ExactKeys(NamedTuple):
     """Exact keys that the queries of each block see.
 
     Attributes:
@@ -50,15 +50,15 @@ class Seen(NamedTuple):
         candidates: ``(b or 1, m, k)``, True where a slot is seen, as itself or opened.
         openable: the same, True where it may be opened too.
         near: exact keys with columns of their own in the weights; None if there are none.
-        rest: the keys outside a window of the first and the last segment that overlap it; their weights count in the columns of their slots.
+        rest: keys of the first and the last segment that overlap the window, and that lie outside it; their weights count in the columns of their slots.
         rest_slots: ``(b or 1, m, w)``, the slots of these keys.
     """
 
     block: int
     candidates: Tensor
     openable: Tensor
-    near: Near | None = None
-    rest: Near | None = None
+    near: ExactKeys | None = None
+    rest: ExactKeys | None = None
     rest_slots: Tensor | None = None
 
 
@@ -125,7 +125,7 @@ def see_all(segments: Segments, keys: Tensor | None = None, values: Tensor | Non
     near = None
     if keys is not None and values is not None:
         mask = torch.ones(1, 1, 1, keys.shape[2], dtype=torch.bool, device=keys.device)
-        near = Near(keys[:, :, None], values[:, :, None], mask)
+        near = ExactKeys(keys[:, :, None], values[:, :, None], mask)
     filled = (segments.tokens > 0)[:, None]
     return Seen(0, filled, filled, near)
 
@@ -156,7 +156,7 @@ def see_causally(
     place = torch.arange(block, device=k.device)
     in_time = torch.arange(2 * block, device=k.device) <= block + place[:, None]  # (c, 2 c)
     mask = _real(k, keep, block, (1, 0)) & in_time
-    return Seen(block, candidates, openable, Near(near_keys, near_values, mask))
+    return Seen(block, candidates, openable, ExactKeys(near_keys, near_values, mask))
 
 
 def candidates_of_blocks(
@@ -173,7 +173,7 @@ def candidates_of_blocks(
 
 
 def see_window(k: Tensor, v: Tensor, owner: Tensor, segments: Segments, *, block: int) -> Seen:
-    """See the previous, the own and the next block, all of every segment that overlaps them, and the other slots.
+    """See the previous, the own and the next block (the window), all of every segment that overlaps them, and the other slots.
 
     Args:
         k: ``(b, g, n, d)``.
@@ -187,8 +187,8 @@ def see_window(k: Tensor, v: Tensor, owner: Tensor, segments: Segments, *, block
     first, last, candidates = touched_by_windows(owner, segments, block)
     rest_places, outside, columns = rest_of_segments(first, last, segments, block)
     index = Segments(rest_places, outside, segments.tokens)
-    rest = Near(segment_rows(k, index), segment_rows(v, index), outside[:, :, None])
-    near = Near(near_keys, near_values, _real(k, owner >= 0, block, shifts))
+    rest = ExactKeys(segment_rows(k, index), segment_rows(v, index), outside[:, :, None])
+    near = ExactKeys(near_keys, near_values, _real(k, owner >= 0, block, shifts))
     return Seen(block, candidates, candidates, near, rest, columns)
 
 
@@ -246,7 +246,8 @@ def see_at(
     near = (own - 1) * block + torch.arange(2 * block, device=k.device)  # (b, 2 c)
     index = Segments((near % k.shape[2])[:, None], torch.ones_like(near, dtype=torch.bool)[:, None], segments.tokens)
     mask = (near >= 0) & (near <= position[:, None]) & real.gather(1, near % k.shape[2])
-    return Seen(0, candidates, openable, Near(segment_rows(k, index), segment_rows(v, index), mask[:, None, None]))
+    near_keys = ExactKeys(segment_rows(k, index), segment_rows(v, index), mask[:, None, None])
+    return Seen(0, candidates, openable, near_keys)
 
 
 def kept_segments(real: Tensor, count: Tensor, *, block: int, slots_per_block: int) -> Segments:

@@ -115,7 +115,7 @@ class Span:
             found = self.exchange.swap(rows, sent, received).movedim(0, axis)
             before, after = found.split([len(need) for need in needs[rank]], axis)
         missing = (left - before.shape[axis], right - after.shape[axis]) if pad else (0, 0)
-        # Also without a row: every process must be in the backward pass of the exchange.
+        # Concatenated even if nothing was received: every process must take part in the backward pass of the exchange.
         return torch.cat([_zeros(x, missing[0], axis), before, x, after, _zeros(x, missing[1], axis)], axis)
 
     def bounds(self) -> list[tuple[int, int]]:

@@ -45,13 +45,13 @@ def check_directory(directory: Path) -> None:
 
 
 def of_this_machine(value: Any, place: str) -> None:
-    """Allow only names of installed attention functions: for a name with a slash, transformers would fetch a repository and run its code."""
+    """Raise a ValueError for an attention function of the hub: for a name with a slash, transformers would fetch a repository and run its code."""
     names = value.values() if isinstance(value, dict) else [value]
     if any(isinstance(name, str) and "/" in name for name in names):
         raise refused(value, place, "the name of an installed attention function; code from the hub is not run")
 
 
-OF_LINEARIZED = fields(  # of `linformers` in the configuration of a linearised model
+OF_LINEARIZED = fields(  # of the object `linformers` in the configuration of a linearised model
     {
         **{"max_len": whole(1), "slots": each(whole(), least=1), "method": text(), "sharing": text()},
         "local_window": whole(),

@@ -1,4 +1,4 @@
-"""What all projections have in common: n positions to k slots.
+"""The interface of projections from n positions to k slots, and what they have in common.
 
 Axes: b batch, h heads, s key positions, k slots, d channels.
 A projection is stored for ``max_len`` positions, and position i always uses row i of it, whatever the input's length.
@@ -51,10 +51,10 @@ class Sums(NamedTuple):
     Attributes:
         content: ``(b, h or 1, k, d)``.
         mass: ``(b or 1, h or 1, k)``, as the one of :class:`Slots`; None if it is always one.
-        tokens: ``(b or 1, k)``, how many real tokens are in the window of each slot; None if every slot takes part.
+        tokens: ``(b or 1, k)``, how many real tokens each slot is made of; None if every slot takes part.
         dtype: that of the sequence; content and mass are at least float32, so that adding up many chunks loses no precision.
         ties: ``(b, h or 1, k, d)``, of ``max``: how many positions have the largest value, among which its gradient is divided.
-        first: the slot of the first of these sums, if they are those of some slots.
+        first: the slot that the first of these sums is for, if they are for some slots only.
     """
 
     content: Tensor
@@ -97,7 +97,7 @@ class Shortens(Protocol):
 
 
 class Projection(nn.Module, ABC):
-    """What all projections have in common.
+    """A projection of sequences of up to ``max_len`` positions to k slots.
 
     Attributes:
         max_len: the longest input; ``NO_LIMIT`` for any.
@@ -154,7 +154,7 @@ class Projection(nn.Module, ABC):
         return self(key, keep, KEY, k), self(value, keep, VALUE, k)
 
     def checked(self, length: int, k: int | None) -> int:
-        """The number of slots that ``k`` asks for; raise a ValueError if ``k`` or ``length`` is out of range."""
+        """``k``, or the number of all slots if it is None; raise a ValueError if ``k`` or ``length`` is out of range."""
         k = self.k if k is None else k
         if not torch.compiler.is_exporting():  # an export declares its own bounds
             check_length(length, self.max_len)
@@ -234,7 +234,7 @@ class Projection(nn.Module, ABC):
         return used_segments(length, self.max_len, k)
 
     def reset_parameters(self) -> None:
-        """Draw the initial values again."""
+        """Draw the initial values again; there are none without parameters."""
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> "Projection":
         """Change the maximum length or the number of slots in place; see :func:`linformers.resample`."""
@@ -266,7 +266,7 @@ def add_to(sums: Sums, more: Sums) -> None:
 
 
 def among_all(some: Sums, used: int, empty: float) -> Sums:
-    """Sums of some slots in their places among ``used`` slots, whose content is else ``empty``."""
+    """Sums of some slots, placed among those of all ``used`` slots; the content of the others is ``empty``."""
     places = (some.first, used - some.first - some.content.shape[2])
     return some._replace(
         content=F.pad(some.content, (0, 0, *places), value=empty),

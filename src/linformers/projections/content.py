@@ -1,6 +1,6 @@
 """Content slots: each token is assigned to slots by its features, not by its position.
 
-Axes: b batch, h heads, s key positions, k slots, ch channels of the input, d channels.
+Axes: b batch, h heads, H heads with shares of their own (or 1), s key positions, k slots, ch channels of the input, d channels.
 
 A token gives each slot a share, ``a = softmax(x W)`` over the slots; a slot is the mean of the tokens, weighted by their shares, and
 stands for ``N = sum of a`` of them. So ``log N`` is added to its logit, as if its tokens were in the softmax one by one. Everything is a
@@ -171,7 +171,7 @@ def add_up(shares: Tensor, x: Tensor) -> Tensor:
 
 
 def means_of(total: Tensor, count: Tensor, dtype: torch.dtype) -> Slots:
-    """Slots from the weighted sums ``(..., h, k, d)`` over tokens, and the sums of the weights, ``(..., H, k)``."""
+    """Slots from sums over tokens ``(..., h, k, d)``, weighted by their shares, and the sums of the shares, ``(..., H, k)``."""
     real = count >= FEWEST_TOKENS
     safe = count.clamp(min=FEWEST_TOKENS)
     content = (total / safe[..., None]).to(dtype)

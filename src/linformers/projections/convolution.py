@@ -1,6 +1,6 @@
 """Convolution projections: one kernel as wide as a segment, applied at the start of every segment.
 
-Axes: b batch, h heads, s key positions, k slots, w positions of a window, d channels.
+Axes: b batch, h heads, s key positions, k slots, w positions of a frame, d channels.
 """
 
 from functools import partial
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from linformers.checks import one_of
 from linformers.ops.masks import blank
 from linformers.ops.precision import single
-from linformers.ops.segments import chunk_windows, filled, segment_windows
+from linformers.ops.segments import chunk_frames, filled, segment_frames
 from linformers.projections.base import Projection, Slots, Sums
 from linformers.projections.dense import STARTS, columns
 from linformers.projections.resample import stretch
@@ -46,24 +46,24 @@ class Convolution(Projection):
         kernel = self.taps(part, k)  # (heads, w)
         x = x if keep is None else blank(x, keep[:, None])
         if x.shape[1] == 1:
-            windows = segment_windows(x[:, 0], self.max_len, k)  # (b, used, w, d)
-            content = (kernel @ windows).transpose(1, 2)  # (b, heads, used, d)
+            frames = segment_frames(x[:, 0], self.max_len, k)  # (b, used, w, d)
+            content = (kernel @ frames).transpose(1, 2)  # (b, heads, used, d)
         else:
-            windows = segment_windows(x.transpose(1, 2), self.max_len, k)  # (b, used, w, h, d)
-            content = torch.einsum("hw,bkwhd->bhkd", kernel, windows)
+            frames = segment_frames(x.transpose(1, 2), self.max_len, k)  # (b, used, w, h, d)
+            content = torch.einsum("hw,bkwhd->bhkd", kernel, frames)
         real = x.new_ones(1, x.shape[2]) if keep is None else keep.to(x.dtype)
-        real = segment_windows(real, self.max_len, k)  # (b or 1, used, w)
+        real = segment_frames(real, self.max_len, k)  # (b or 1, used, w)
         mass = partial(torch.einsum, "hw,bkw->bhk", kernel.to(real.dtype), real)
         return Slots(content, mass, filled(real > 0, keep))
 
     def _sums(self, x: Tensor, offset: int, keep: Tensor | None, part: int, k: int) -> Sums:
         kernel, dtype = self.taps(part, k), single(x.dtype)  # (heads, w)
         x = x if keep is None else blank(x, keep[:, None])
-        first, windows, _ = chunk_windows(x.transpose(1, 2), offset, self.max_len, k)  # (b, m, w, h or 1, d)
+        first, frames, _ = chunk_frames(x.transpose(1, 2), offset, self.max_len, k)  # (b, m, w, h or 1, d)
         real = x.new_ones(1, x.shape[2], dtype=torch.bool) if keep is None else keep
-        _, real, _ = chunk_windows(real, offset, self.max_len, k)  # (b or 1, m, w)
+        _, real, _ = chunk_frames(real, offset, self.max_len, k)  # (b or 1, m, w)
         one = "hw,bkwhd->bhkd" if x.shape[1] > 1 else "hw,bkwod->bhkd"
-        content = torch.einsum(one, kernel, windows).to(dtype)
+        content = torch.einsum(one, kernel, frames).to(dtype)
         mass = torch.einsum("hw,bkw->bhk", kernel, real.to(kernel.dtype)).to(dtype)
         return Sums(content, mass, real.sum(-1), x.dtype, first=first)
 

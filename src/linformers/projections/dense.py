@@ -114,7 +114,7 @@ class Dense(Projection):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=self.max_len**-0.5)
         if self.start == "segments":
-            segments = segment_means(self.max_len, self.k).to(self.weight)
+            segments = averaging_matrix(self.max_len, self.k).to(self.weight)
             self.weight.mul_(0.1 * segments.std(correction=0) * self.max_len**0.5)
             self.weight.unflatten(1, (self.count, self.k)).add_(segments[:, None])
 
@@ -184,8 +184,11 @@ def columns(x: Tensor, part: int, parts: int) -> Tensor:
     return x if parts == 1 else x[:, part * width : (part + 1) * width]
 
 
-def segment_means(max_len: int, k: int) -> Tensor:
-    """The ``(max_len, k)`` matrix whose columns average one segment each, in an order in which every prefix is spread over the sequence."""
+def averaging_matrix(max_len: int, k: int) -> Tensor:
+    """The ``(max_len, k)`` matrix whose columns average one segment each.
+
+    The segments are in the order of their bits reversed: the first columns, however many, are spread over the whole sequence.
+    """
     starts = torch.arange(k + 1) * max_len // k
     position = torch.arange(max_len)[:, None]
     member = (position >= starts[:-1]) & (position < starts[1:])  # (max_len, k)

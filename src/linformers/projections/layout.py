@@ -1,6 +1,6 @@
 """How E, F and the kernels of convolutions are stored: one row for each position.
 
-Axes: n positions (of a kernel: of its window), p parts (keys, values), h heads, k slots.
+Axes: n positions (of the sequence, or of a kernel), p parts (keys, values), h heads, k slots.
 
 Stored as ``(n, p h k)``, a matrix is initialised at the right scale by code that runs ``xavier_uniform_`` over all parameters with more
 than one axis, as ``nn.Transformer`` and DETR do: with more axes it would take all but the first two for the receptive field of a convolution.

@@ -1,4 +1,7 @@
-"""Build the projection of a layer from the name of its method and its sharing mode."""
+"""Build the projection of a layer from the name of its method and its sharing mode.
+
+Axes: n positions, k slots.
+"""
 
 from collections.abc import Sequence
 from typing import Literal, get_args

@@ -1,6 +1,6 @@
 """Segment pooling: means and maxima.
 
-Axes: b batch, h heads, s key positions, k slots, w positions of a window, d channels.
+Axes: b batch, h heads, s key positions, k slots, w positions of a frame, d channels.
 """
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from linformers.ops.precision import mean_of, single, weighted_sum
 from linformers.ops.seen import segment_owners
-from linformers.ops.segments import filled, member_windows, member_windows_of_chunk
+from linformers.ops.segments import filled, member_frames, member_frames_of_chunk
 from linformers.ops.span import Span
 from linformers.projections.base import KEY, Projection, Slots, Sums, filled_slots
 
@@ -17,16 +17,16 @@ class Mean(Projection):
     """Each slot is the mean of the real tokens of its segment."""
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
-        windows, member = member_windows(x, keep, self.max_len, k)  # (b, used, w, d), (b or 1, used, w)
-        content = mean_of(member, windows)  # (b, used, d)
+        frames, member = member_frames(x, keep, self.max_len, k)  # (b, used, w, d), (b or 1, used, w)
+        content = mean_of(member, frames)  # (b, used, d)
         return Slots(content[:, None], None, filled(member, keep, always=k <= self.max_len))
 
     def owners(self, length: int, keep: Tensor | None, k: int, device: torch.device) -> tuple[Tensor, int]:
         return segment_owners(length, self.max_len, k, keep, device), -(-self.max_len // k)
 
     def _sums(self, x: Tensor, offset: int, keep: Tensor | None, part: int, k: int) -> Sums:
-        some, windows, member = member_windows_of_chunk(x, offset, keep, self.max_len, k)
-        content = weighted_sum(member, windows).to(single(x.dtype))[:, None]  # (b, 1, m, d)
+        some, frames, member = member_frames_of_chunk(x, offset, keep, self.max_len, k)
+        content = weighted_sum(member, frames).to(single(x.dtype))[:, None]  # (b, 1, m, d)
         return Sums(content, None, member.sum(-1), x.dtype, first=some.start)
 
     def finish(self, sums: Sums) -> Slots:
@@ -41,8 +41,8 @@ class Max(Projection):
     empty = -torch.inf
 
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
-        windows, member = member_windows(x, keep, self.max_len, k)
-        content = windows.masked_fill(~member[..., None], -torch.inf).amax(2)  # (b, used, d)
+        frames, member = member_frames(x, keep, self.max_len, k)
+        content = frames.masked_fill(~member[..., None], -torch.inf).amax(2)  # (b, used, d)
         content = content.masked_fill(~member.any(-1, keepdim=True), 0.0)
         return Slots(content[:, None], None, filled(member, keep, always=k <= self.max_len))
 
@@ -60,13 +60,13 @@ class Max(Projection):
         tokens_of(sums)[:, some] += tokens_of(more)
 
     def _sums(self, x: Tensor, offset: int, keep: Tensor | None, part: int, k: int) -> Sums:
-        some, windows, member = member_windows_of_chunk(x, offset, keep, self.max_len, k)
-        windows = windows.masked_fill(~member[..., None], -torch.inf)
-        largest = windows.amax(2)  # (b, m, d)
+        some, frames, member = member_frames_of_chunk(x, offset, keep, self.max_len, k)
+        frames = frames.masked_fill(~member[..., None], -torch.inf)
+        largest = frames.amax(2)  # (b, m, d)
         content = largest.to(single(x.dtype))[:, None]
         ties: Tensor | None = None
         if content.requires_grad:
-            same = (windows == largest.detach()[:, :, None]) & member[..., None]
+            same = (frames == largest.detach()[:, :, None]) & member[..., None]
             ties = same.sum(2)[:, None]
         return Sums(content, None, member.sum(-1), x.dtype, ties, some.start)
 

@@ -27,8 +27,8 @@ def peak_megabytes() -> float:
 def keep_freed() -> bool:
     """Let malloc keep freed memory, for this whole process; returns whether the setting was taken.
 
-    Every training step on a CPU frees what the next one allocates again. malloc returns large blocks to the system, and each new one
-    page-faults: with a vocabulary of 8,192 that took 40 % of a step. Kept blocks do not always fit later requests, so the process grows, in
+    Every training step on a CPU frees what the next one allocates again. malloc returns large allocations to the system, and each new one
+    page-faults: with a vocabulary of 8,192 that took 40 % of a step. Kept memory does not always fit later requests, so the process grows, in
     that case by half. Nothing is changed if an environment variable configures malloc, or if this is not glibc.
     """
     if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):

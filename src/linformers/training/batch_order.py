@@ -2,7 +2,6 @@
 
 import signal
 from collections.abc import Callable, Iterator
-from itertools import count, islice
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ class Batches(Sampler[list[Place]]):
     """The batches of one process: every ``world``-th, of one epoch or of all epochs in turn.
 
     Args:
-        sampler: the batches of one epoch, with ``set_epoch``.
+        sampler: the batches of an epoch, by their number, such as ``LengthBatches``.
         size: the number of batches; None for all of the first epoch.
         endless: continue with further epochs; otherwise stop after the first.
         rank: the index of this process.
@@ -51,13 +50,9 @@ class Batches(Sampler[list[Place]]):
         return self.size
 
     def __iter__(self) -> Iterator[list[Place]]:
-        return islice(self._all(), self.rank, self.rank + self.world * self.size, self.world)
-
-    def _all(self) -> Iterator[list[Place]]:
-        for epoch in count() if self.endless else range(1):
-            self.sampler.set_epoch(epoch)
-            for batch in self.sampler:
-                yield [(epoch, int(index)) for index in batch]
+        for number in range(self.rank, self.rank + self.world * self.size, self.world):
+            epoch, place = divmod(number, len(self.sampler))
+            yield [(epoch, int(index)) for index in self.sampler.batch(place, epoch)]
 
 
 def loader(examples: Any, batches: Batches, collate: Callable[[list[Any]], Any], workers: int = 0) -> DataLoader[Any]:

@@ -1,42 +1,32 @@
-"""Checks of the settings of a run: numbers out of range, and combinations that mean nothing."""
+"""Checks of the settings of a run: numbers out of range, and settings that do not fit together."""
 
 from typing import Any
 
 from linformers import limits
-from linformers.checks import at_least_one, not_negative
+from linformers.checks import at_least, at_least_one, not_negative
+from linformers.models.options import LEAST
 from linformers.training.options import option
 from linformers.training.presets import DEFAULTS
 
+# Options of the model that other fronts have too are in `LEAST`.
 POSITIVE = (
-    *(
-        "n",
-        "target_n",
-        "k",
-        "block_size",
-        "open_reach",
-        "width",
-        "depth",
-        "heads",
-        "feedforward",
-        "vocab_size",
-        "batch_size",
-    ),
+    *("n", "target_n", "k", "width", "depth", "heads", "feedforward", "vocab_size", "batch_size"),
     *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads"),
 )
-NOT_NEGATIVE = (
-    *("local_kernel", "local_window", "open_slots", "eval_batches", "patience", "workers", "weight_decay", "clip"),
-    "seed",
-)
+NOT_NEGATIVE = ("eval_batches", "patience", "workers", "weight_decay", "clip", "seed")
 OF_CLASSIFY = ("class_weights", "label_smoothing", "token_dropout", "label_separator", "long")
 OF_SOURCE = ("freeze_body", "body_rate")
 
 
 def check(values: dict[str, Any]) -> None:
-    """Raise a ValueError for numbers out of range, and combinations that do not fit; ``values`` are those of all settings."""
+    """Raise a ValueError for numbers out of range, and for settings that do not fit together; ``values`` are those of all settings."""
     at_least_one(**{option(name): values.get(name) for name in POSITIVE})
-    for name, most in limits.SETTINGS.items():
-        limits.at_most(option(name), values.get(name), most)
+    for name, value in values.items():
+        if limits.is_size(value):
+            limits.at_most(option(name), value, limits.SETTINGS.get(name, limits.SIZE))
     not_negative(**{option(name): values[name] for name in NOT_NEGATIVE})
+    for name, least in LEAST.items():
+        at_least(least, **{option(name): values.get(name)})
     for name in ("dropout", "warmup"):
         if not 0 <= values[name] <= 1:
             raise ValueError(f"{option(name)} must be from 0 to 1, got {values[name]}")
@@ -58,26 +48,26 @@ def check(values: dict[str, Any]) -> None:
         )
     if values["positions"] == "rotary" and width // heads % 2:
         raise ValueError(
-            f"--positions rotary needs an even number of channels a head, and --width {width} with --heads {heads} gives "
+            f"--positions rotary needs an even number of channels per head, and --width {width} with --heads {heads} gives "
             f"{width // heads}; give --width {2 * heads * -(-width // (2 * heads))}, or other --heads"
         )
 
 
 def check_meaning(values: dict[str, Any]) -> None:
-    """Raise a ValueError for settings that mean nothing with the task, or without a source."""
+    """Raise a ValueError for settings that have no effect with the task, or without a source."""
     task = values["task"]
     for name in OF_CLASSIFY:
         if values.get(name) not in (None, DEFAULTS.get(name)) and task != "classify":
             raise ValueError(
-                f"{option(name)} {values[name]} is for --task classify, and the task is {task}; leave it out, or classify"
+                f"{option(name)} {values[name]} is for --task classify, and the task is {task}; leave it out, or give --task classify"
             )
     for name in OF_SOURCE:
         if values[name] != DEFAULTS[name] and not values.get("source"):
             given = option(name) if values[name] is True else f"{option(name)} {values[name]}"
-            raise ValueError(f"{given} is about the weights that --from brings along; give --from, or leave it out")
+            raise ValueError(f"{given} applies to the weights that --from loads; give --from, or leave it out")
     if values["freeze_body"] and values["body_rate"] != DEFAULTS["body_rate"]:
         raise ValueError(
-            f"--freeze-body trains nothing of the body, and --body-rate {values['body_rate']} says how fast; give one of them"
+            f"--freeze-body does not train the body, and --body-rate {values['body_rate']} is its learning rate; give one of them"
         )
     if values.get("label_separator") == "":
-        raise ValueError("--label-separator is empty; give what stands between two classes, such as ';'")
+        raise ValueError("--label-separator is empty; give the characters between two classes, such as ';'")

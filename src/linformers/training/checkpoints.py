@@ -24,7 +24,7 @@ def written_aside(directory: Path, **facts: Any) -> Iterator[Path]:
 
     Args:
         directory: its final name; an existing directory is replaced.
-        facts: what to note in the list, such as the step.
+        facts: further entries of the list, such as the step.
 
     Raises:
         OSError: if something could not be written; then nothing of it is left, and an existing directory is unchanged.
@@ -79,7 +79,7 @@ def checkpoints(run: Path) -> list[tuple[int, Path]]:
 
 
 def last_good(run: Path, say: Callable[[str], None]) -> tuple[int, Path] | None:
-    """The last checkpoint that is whole, or None; ``say`` is called for each damaged one."""
+    """The last undamaged checkpoint with its step, or None; ``say`` is called for each damaged one."""
     for step, path in checkpoints(run):
         try:
             manifest(path)
@@ -93,7 +93,7 @@ def last_good(run: Path, say: Callable[[str], None]) -> tuple[int, Path] | None:
 def rotate(run: Path, keep: int) -> None:
     """Remove all but the last ``keep`` checkpoints."""
     for _, path in checkpoints(run)[keep:]:
-        gone = path.with_name(GONE + path.name)  # a half-removed checkpoint must not be taken for one
+        gone = path.with_name(GONE + path.name)  # a half-removed checkpoint must not be taken for a damaged one
         shutil.rmtree(gone, ignore_errors=True)
         path.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
@@ -108,7 +108,7 @@ def tidy(run: Path) -> None:
 
 
 def restore(old: Path, directory: Path) -> None:
-    """Restore a directory that was to be replaced, if it is whole and nothing has its name."""
+    """Restore a directory that was to be replaced, if it is undamaged and nothing has its name."""
     if directory.exists() or not old.is_dir():
         return
     try:

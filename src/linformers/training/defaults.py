@@ -20,17 +20,17 @@ def with_defaults(
         defaults: those that do not depend on the preset.
         presets: the values of each preset.
         vocabulary: replaces ``{vocabulary}``.
-        words: what else is replaced, and by what.
+        words: further marks in the text, and what replaces them.
     """
     lines: list[str] = []
     name = ""
     words = {"{vocabulary}": by_preset(vocabulary), **words}
     for line in [*text.splitlines(), ""]:
-        if (line.strip() in names or not line.strip()) and name:  # the one before ends here
+        if (line.strip() in names or not line.strip()) and name:  # the text of the previous setting ends here
             lines[-1] += default_of(name, defaults, presets)
         name = line.strip() if line.strip() in names else name if line.strip() else ""
-        for mark, said in words.items():
-            line = line.replace(mark, said)
+        for mark, replacement in words.items():
+            line = line.replace(mark, replacement)
         lines.append(line)
     return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Vectors of texts: the mean of a model's features over the tokens of each.
+"""Embeddings of texts: the mean of a model's features over the tokens of each text.
 
 Axes: b texts, n positions, ch channels.
 """

@@ -1,24 +1,24 @@
-"""``evaluate``: the scores of a run on a part of its data, with those of baselines that count.
+"""``evaluate``: the scores of a run on a part of its data, with those of count-based baselines.
 
 Axes: c classes.
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from linformers.data.records import Part
 from linformers.files.whole import write_json
 from linformers.training.batch_order import Batches, loader
+from linformers.training.card import write_card
 from linformers.training.measure import measure_windows, score, watched
 from linformers.training.models import parameters
 from linformers.training.progress import Progress
 from linformers.training.runs import RESULTS, Run
 from linformers.training.sources import examples_of, unread
 from linformers.training.verdict import had
-
-Part = Literal["train", "validation", "test"]
 
 
 def evaluate(
@@ -32,7 +32,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Loss, perplexity and accuracy on a part, a report for each class, the baselines, and some examples.
 
-    All of the test part becomes ``results.json`` of the run; another part, ``results-PART.json``. With a limit nothing is written,
+    All of the test part becomes ``results.json`` of the run and the model card in ``final/``; another part, ``results-PART.json``. With a limit nothing is written,
     and the only baseline is that of the frequencies.
 
     Args:
@@ -84,8 +84,8 @@ def evaluate(
         **also,
         "labels": found.labels,
         "examples_tested": counted,
-        "texts": len(examples)
-        * (2 if run.prepared.kind == "pairs" else 1),  # a pair is cut at its source or its target
+        # A pair has two texts that can be cut: its source and its target.
+        "texts": len(examples) * (2 if run.prepared.kind == "pairs" else 1),
         "texts_cut": examples.cut,
         "unseen": round(examples.unseen, 4),
         "baseline": several_baseline(examples) if counts.several else frequency_baseline(examples),
@@ -96,6 +96,8 @@ def evaluate(
     results |= {"parameters": parameters(model), **run.cost(), "had": had(run.settings.given())}
     if samples:
         results["examples"] = examples_with_answers(run, examples, samples)
+    if limit is None and part == "test":
+        write_card(run, results)  # before the results, which say that all is done
     if limit is None:
         write_json(run.directory / (RESULTS if part == "test" else f"results-{part}.json"), results)
     return results
@@ -111,12 +113,12 @@ class Counts:
 
     def __init__(self, labels: list[str], several: bool) -> None:
         self.labels, self.several = labels, several
-        self.confusion = np.zeros((len(labels), len(labels)), np.int64)  # by the class and the predicted class
+        self.confusion = np.zeros((len(labels), len(labels)), np.int64)  # rows are classes, columns predicted classes
         self.right, self.taken, self.there = (np.zeros(len(labels), np.int64) for _ in range(3))
         self.texts = self.exact = 0
 
     def add(self, labels: NDArray[np.int64], guesses: NDArray[np.int64]) -> None:
-        """Add a batch: numbers of classes ``(b,)``, or with several a text, 1 for each that it has, ``(b, c)``."""
+        """Add a batch: numbers of classes ``(b,)``, or with several classes per text, 1 for each that it has, ``(b, c)``."""
         if not self.several:
             np.add.at(self.confusion, (labels, guesses), 1)
             return
@@ -125,7 +127,7 @@ class Counts:
         self.texts, self.exact = self.texts + len(labels), self.exact + int((labels == guesses).all(1).sum())
 
     def summary(self) -> dict[str, Any]:
-        """The report by class, and with several a text ``f1`` of all decisions and ``exact``, the share of texts with no wrong one."""
+        """The report by class; with several classes per text also ``f1`` over all decisions, and ``exact``, the share of texts without a wrong one."""
         if not self.several:
             return {"per_class": class_report(self.confusion, self.labels)}
         both = int(self.taken.sum() + self.there.sum())
@@ -148,9 +150,9 @@ def report(right: Numbers, taken: Numbers, there: Numbers, labels: list[str]) ->
     """Precision, recall, F1 and support of each class.
 
     Args:
-        right: how often each class was predicted where it is, ``(c,)``.
+        right: how often each class was predicted correctly, ``(c,)``.
         taken: how often it was predicted.
-        there: how often it is there.
+        there: how often it occurs.
     """
     rows = []
     for i, label in enumerate(labels):

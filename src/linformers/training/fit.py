@@ -115,7 +115,7 @@ def fit(run: Run, at: At, shows: Progress) -> None:
 
 
 def first_model(run: Run, at: At) -> Any:
-    """The model of a run before its first update; where it began with a source, as it was taken over then."""
+    """The model of a run before its first update; with a source, the weights that were saved in ``start/``."""
     settings, prepared, start = run.settings, run.prepared, run.directory / START
     if not settings.source:
         return models.build(settings, prepared.tokenizer, prepared.labels, prepared.several)
@@ -124,7 +124,7 @@ def first_model(run: Run, at: At) -> Any:
     except ValueError:
         if at is None:
             raise
-        start = at[1]  # its weights take their place anyway
+        start = at[1]  # the weights of the checkpoint replace them anyway
     return models.load(start, settings.task)
 
 
@@ -150,7 +150,7 @@ def new_trainer(
 
     settings, world, rank = run.settings, processes.world(), processes.rank()
     examples, sampler, collate = examples_of(settings, run.prepared, "train", training=True)
-    looks, look_sampler, _ = examples_of(settings, run.prepared, "validation")
+    held_out, held_out_sampler, _ = examples_of(settings, run.prepared, "validation")
     if note := unread(examples, settings):
         shows.say(f"note: {note}")
     size = settings.max_steps * settings.accumulation
@@ -158,9 +158,9 @@ def new_trainer(
     passes = size * world / len(sampler)
     shows.say(
         f"{models.parameters(model):,} parameters, {settings.max_steps:,} updates of {settings.batch_size * settings.accumulation * world} "
-        f"examples: {passes:.2g} passes over {len(examples):,} of up to {settings.n:,} tokens; the time follows after the first updates"
+        f"examples: {passes:.2g} passes over {len(examples):,} of up to {settings.n:,} tokens; an estimate of the time follows"
     )
-    look_size = -(-settings.eval_batches // world) or None
+    eval_size = -(-settings.eval_batches // world) or None
     return RunTrainer(
         model,
         settings,
@@ -168,7 +168,7 @@ def new_trainer(
         train_loader=loader(
             examples, Batches(sampler, size, endless=True, rank=rank, world=world), collate, settings.workers
         ),
-        eval_loader=loader(looks, Batches(look_sampler, look_size, rank=rank, world=world), collate),
+        eval_loader=loader(held_out, Batches(held_out_sampler, eval_size, rank=rank, world=world), collate),
         batches_per_epoch=len(sampler) / world,
         metrics=metrics,
         progress=shows,

@@ -98,10 +98,10 @@ def generate_one(run: Run, prompt: str, max_new_tokens: int | None, options: dic
 
 def generate_from(run: Run, ids: Sequence[int], limit: int, options: dict[str, Any], show: Show | None = None) -> str:
     """The text that continues tokens, or that is generated from them as a source; no longer than the model allows."""
-    tokenizer, told = run.tokenizer, run.task == "clm"
-    room = run.settings.n - len(ids) if told else run.settings.target_n - 1
+    tokenizer, continues = run.tokenizer, run.task == "clm"
+    room = run.settings.n - len(ids) if continues else run.settings.target_n - 1
     source = torch.tensor([list(ids)], device=run.model.device)
-    said = run.model.generate(
+    generated = run.model.generate(
         source,
         attention_mask=torch.ones_like(source),
         max_new_tokens=min(limit, room),
@@ -111,7 +111,7 @@ def generate_from(run: Run, ids: Sequence[int], limit: int, options: dict[str, A
         streamer=None if show is None else Streamer(tokenizer, show),
         **options,
     )
-    return str(tokenizer.decode(said[0, len(ids) if told else 1 :], skip_special_tokens=True))
+    return str(tokenizer.decode(generated[0, len(ids) if continues else 1 :], skip_special_tokens=True))
 
 
 class Streamer:
@@ -124,17 +124,16 @@ class Streamer:
         self.shown = 0
 
     def put(self, value: Tensor) -> None:
-        """Take new tokens."""
+        """Show the text of new tokens."""
         if self.first:
             self.first = False
             return
         self.ids += value.flatten().tolist()
-        self._show(
-            self.tokenizer.decode(self.ids, skip_special_tokens=True).rstrip("\ufffd")
-        )  # an incomplete character
+        # A character whose bytes are not complete yet is not shown.
+        self._show(self.tokenizer.decode(self.ids, skip_special_tokens=True).rstrip("\ufffd"))
 
     def end(self) -> None:
-        """Show what is left."""
+        """Show the rest of the text."""
         self._show(self.tokenizer.decode(self.ids, skip_special_tokens=True))
 
     def _show(self, text: str) -> None:
@@ -217,7 +216,7 @@ def classify(
 
 
 def classified(run: Run, texts: Sequence[str], *, long: Long | None = None, **options: Any) -> Iterator[dict[str, Any]]:
-    """:func:`classify`, one answer after the other."""
+    """The answers of :func:`classify`, one by one as batches are done."""
     need(run, "classify", "classify")
     names, count = run.model.config.id2label, run.model.config.num_labels
     if any(i not in names for i in range(count)):
@@ -247,7 +246,7 @@ def need(run: Run, what: str, *tasks: str) -> None:
 
 
 def check_text(run: Run, text: str, what: str) -> None:
-    """Raise a ValueError for a text of which the tokeniser leaves nothing but special tokens."""
+    """Raise a ValueError for a text without any token but special ones; ``what`` is its name in the message."""
     if not text.strip() or not run.tokenizer.encode(text, add_special_tokens=False, verbose=False):
         raise ValueError(f"{what} is empty ({text!r}); give at least one word")
 

@@ -18,16 +18,16 @@ from linformers.training.metrics import Tally
 from linformers.training.objective import run_model
 from linformers.training.texts import AT_ONCE, averaged
 
-LEAST = torch.finfo(torch.float32).tiny  # a share of 0 is one that float32 has no number for
+LEAST = torch.finfo(torch.float32).tiny  # a probability of 0 is one that underflowed in float32
 
 
 @torch.no_grad()
 def guesses(task: str, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The predicted token or class for each label, and the label; where texts have several classes, whether each is there.
+    """The predicted token or class for each label, and the label; where texts have several classes, 1 for each predicted class.
 
     Args:
         logits: ``(labels, v)`` for mlm, ``(b, n, v)`` for clm, ``(b, t, v)`` for seq2seq, ``(b, c)`` for classify.
-        labels: ``(b, n)``, ``(b, t)`` or ``(b,)``; -100 where there is none. ``(b, c)`` of 0 and 1 for several classes a text.
+        labels: ``(b, n)``, ``(b, t)`` or ``(b,)``; -100 where there is none. ``(b, c)`` of 0 and 1 for several classes per text.
     """
     if labels.is_floating_point():
         return (logits > 0).long(), labels.long()
@@ -39,7 +39,7 @@ def guesses(task: str, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tokens_of(inputs: dict[str, Tensor]) -> int:
-    """Real tokens that a model reads: of the source, and of a target."""
+    """The number of real tokens that a model reads: of the input, and of a target."""
     mask = inputs.get("attention_mask")
     count = inputs["input_ids"].numel() if mask is None else int(mask.sum())
     if "decoder_input_ids" in inputs:
@@ -95,8 +95,8 @@ def measure_windows(
     """:func:`measure` for classify, with the probabilities of all windows of a text averaged.
 
     Args:
-        examples: with ``windows``.
-        texts: how many of them; None for all.
+        examples: have a method ``windows``.
+        texts: measure this many of them; None for all.
         watch: records what slots hold of the first batch.
     """
 
@@ -141,7 +141,7 @@ def score(
     device: torch.device | str = "cpu",
     seen: Callable[[Tensor, Tensor, int], None] | None = None,
 ) -> tuple[Tally, dict[str, float]]:
-    """:func:`measure`, and beside its sums ``slots_alive`` of the first batch; see :func:`watched`."""
+    """The sums of :func:`measure`, and ``slots_alive`` of the first batch; see :func:`watched`."""
     return watched(model, lambda watch: measure(model, task, batches, device, seen, watch))
 
 

@@ -20,7 +20,7 @@ LINE = fields({"step": whole(), "part": text()}, dict.fromkeys(NUMBERS, number()
 
 @dataclass
 class Tally:
-    """Sums: of the loss, labels, correct predictions, tokens and seconds."""
+    """Sums over batches, from which the lines of metrics are made."""
 
     loss: float = 0.0
     labels: int = 0
@@ -113,7 +113,7 @@ class Board:
 
 
 def read(run: Path) -> list[dict[str, Any]]:
-    """The lines of a run, without those that a crash cut off or that are not metrics."""
+    """The lines of a run; a line that a crash cut off, and any line that is not metrics, is left out."""
     path = run / FILE
     if not path.exists():
         return []
@@ -129,6 +129,6 @@ def read(run: Path) -> list[dict[str, Any]]:
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row as a line of JSON, without values that JSON does not have."""
+    """A row as a line of JSON, without NaN and infinite values, which JSON does not have."""
     finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
     return json.dumps({k: v for k, v in finite.items() if v is not None}) + "\n"

@@ -146,14 +146,14 @@ def check_model(settings: Settings) -> None:
     Raises:
         ValueError: if there is no such model, with the names of options.
     """
-    # None of these changes what is possible, and a comparison checks every seed. All layers have the same sizes.
+    # The result does not depend on these, and a comparison checks every seed; all layers have the same sizes, so that two are enough.
     alike: dict[str, Any] = {"seed": 0, "data": None, "targets": None, "max_steps": 1, "learning_rate": 1.0}
     checked(dataclasses.replace(settings, **alike, depth=min(settings.depth, 2)))
 
 
 @functools.lru_cache(maxsize=64)
 def checked(settings: Settings) -> None:
-    """:func:`check_model`, once for settings that are the same."""
+    """:func:`check_model`, once for equal settings."""
     outline(settings, Tokens(), ["a", "b"])
 
 

@@ -1,4 +1,4 @@
-"""The loss of a batch: what the model itself says, or for classes with weights, smoothing and several labels a text.
+"""The loss of a batch: that of the model itself, or for classify one with class weights, label smoothing and several labels per text.
 
 Axes: b batch, n positions, v tokens of the vocabulary, c classes.
 """
@@ -25,11 +25,11 @@ class Output(NamedTuple):
 
 @dataclass(frozen=True)
 class Objective:
-    """How classes are trained.
+    """The loss of classify.
 
     Attributes:
-        weights: how much an example of each class counts, ``(c,)``; where texts have several classes, how much each of those that a
-            text has counts against those that it has not. None means 1.
+        weights: how much an example of each class counts, ``(c,)``; where texts have several classes, how much a class that a text has
+            counts against one that it does not have. None means 1.
         smoothing: the share of a label that is spread over all classes.
     """
 
@@ -61,14 +61,14 @@ class Objective:
 
 
 def balanced(classes: NDArray[np.int32], count: int) -> Tensor:
-    """Weights with which all classes count the same, ``(c,)``; their mean over the examples is 1."""
+    """Weights with which every class has the same share of the loss, ``(c,)``; their mean over the examples is 1."""
     found = np.bincount(classes, minlength=count)
     weights = found.sum() / (np.maximum(found, 1) * max(1, (found > 0).sum()))
     return torch.from_numpy(weights).float()
 
 
 def balanced_several(held: NDArray[np.bool_]) -> Tensor:
-    """For texts with several classes: how much a class counts where a text has it, so that it counts as much as where not.
+    """For texts with several classes: weights of the texts that have a class, so that they count as much as those without it.
 
     Args:
         held: ``(texts, c)``, which classes each text has.

@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 
+from linformers.data.prepared import ABOUT
 from linformers.files.whole import PARTIAL, reason, replace_directory, scratch, sync
 from linformers.training import models
 from linformers.training.checkpoints import MANIFEST, checkpoints, manifest, tidy, written_aside
+from linformers.training.integrations import check_integrations
 from linformers.training.metrics import EVENTS, FILE, read
 from linformers.training.origin import Origin, open_origin, settings_with
 from linformers.training.progress import Progress
@@ -55,6 +57,7 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
         check_empty(out, settings)
     given = settings.located().given()
     check_duration(given)
+    check_integrations(settings.log_to)
     asked = None
     if saved is not None:
         before = saved.about.get("given")
@@ -71,7 +74,7 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
         if wanted.source:
             origin = open_origin(Path(wanted.source))
             wanted = settings_with(wanted, origin)
-            _ = origin.tokenizer  # an error of it comes before text is prepared
+            _ = origin.tokenizer  # loaded here, so that an error comes before text is prepared
         asked = models.complete(wanted)
         check_options(settings)
     if not asked.source:
@@ -111,7 +114,7 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
 
 
 def facts_of(saved: Run, *names: str) -> dict[str, Any]:
-    """These facts of a saved run, as far as it has them."""
+    """The facts of a saved run with these names, if it has them."""
     return {name: saved.about[name] for name in names if name in saved.about}
 
 
@@ -137,7 +140,7 @@ def check_duration(given: dict[str, Any]) -> None:
 
 
 def without_duration(before: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """What was given before, without how long to train if that is given now."""
+    """The options that were given before, without the length of training if that is given now."""
     again = {"epochs", "max_steps"} & set(given)
     return {name: value for name, value in before.items() if not again or name not in ("epochs", "max_steps")}
 
@@ -150,7 +153,7 @@ def check_source(settings: Settings, saved: Run) -> None:
     origin = open_origin(Path(settings.source))
     if origin.digest != facts.get("sha256"):
         raise ValueError(
-            f"the weights in --from {settings.source} have changed since the run in {saved.directory} began; leave --from out to go on "
+            f"the weights in --from {settings.source} have changed since the run in {saved.directory} began; leave --from out to continue "
             "with those that were taken then, or name another --out to begin with the new ones"
         )
 
@@ -159,7 +162,7 @@ def continued(settings: Settings, saved: Run, at: At) -> Settings | None:
     """The settings of the resumed run, or None if the settings differ but nothing was saved yet, so that it can begin again.
 
     Raises:
-        ValueError: if they contradict a run of which something is saved.
+        ValueError: if the settings contradict a run that has a checkpoint, weights or results.
     """
     out = saved.directory
     try:
@@ -191,14 +194,14 @@ def check_empty(out: Path, settings: Settings) -> None:
     for path in sorted(out.iterdir()):
         if path.name.startswith(".") or (own and path.name == DATA) or is_start(path):
             continue
-        hint = f", or use it with --data {path}" if (path / "prepared.json").is_file() else ""
+        hint = f", or use it with --data {path}" if (path / ABOUT).is_file() else ""
         raise ValueError(
             f"{out} is not empty and holds no run (it has {path.name}); choose another directory with --out{hint}"
         )
 
 
 def is_start(path: Path) -> bool:
-    """Whether this is what an interrupted command left of a run with a source; it is written again."""
+    """Whether this is the directory ``start`` of a run with a source that was interrupted before it had a configuration; it is written again."""
     return path.name == START and (path / MANIFEST).is_file()
 
 
@@ -227,7 +230,7 @@ def check_length(settings: Settings, out: Path, at: At) -> None:
 
 
 def is_done(run: Run, at: At) -> bool:
-    """Whether the final weights are there, whole, and from the last step."""
+    """Whether the final weights exist, are undamaged, and are from the last step."""
     try:
         until = manifest(run.directory / FINAL)["until"]
     except (ValueError, KeyError):  # not there, or damaged: it is written again

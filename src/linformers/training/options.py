@@ -1,8 +1,11 @@
-"""Errors with the names of options: where a model says ``hidden_size=130``, the user typed ``--width 130``."""
+"""Rewrites errors in the names of options: where a model says ``hidden_size=130``, the user typed ``--width 130``."""
 
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
+
+from linformers.models.options import Shared
 
 # What each setting is called in the configuration of a model, in a stack and in examples.
 CALLED = {
@@ -18,9 +21,9 @@ CALLED = {
     "positions": ("position_embedding_type",),
 }
 SAME = (
-    *("vocab_size", "block_size", "local_window", "local_kernel", "open_slots", "open_reach", "cross_attention"),
-    *("mask_share", "noise_share", "token_dropout", "label_column", "label_separator", "target_column"),
-    *("attention", "method", "start", "norm", "pooling", "noise"),
+    *(field.name for field in fields(Shared)),
+    *("vocab_size", "mask_share", "noise_share", "token_dropout", "label_column", "label_separator", "target_column"),
+    *("pooling", "noise"),
 )
 RENAMED = {"source": "from"}  # a field cannot be called `from`
 SETTINGS = {name: setting for setting, names in CALLED.items() for name in names} | {name: name for name in SAME}
@@ -34,8 +37,8 @@ def option(name: str) -> str:
 def in_options(text: str, names: Mapping[str, str] = SETTINGS) -> str:
     """A message with names of settings as options.
 
-    ``name=value`` becomes ``--option value`` and ``name must`` becomes ``--option must``. A name with an underscore is replaced everywhere;
-    any other may also be an English word.
+    ``name=value`` becomes ``--option value`` and ``name must`` becomes ``--option must``. Elsewhere only names with an underscore are
+    replaced, because any other may also be an English word.
 
     Args:
         text: the message.

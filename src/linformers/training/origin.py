@@ -25,7 +25,7 @@ from linformers.training.settings import Settings, shown
 
 TAKES = (
     "--from takes a run of `linformers train`, a saved model of linformers.hf, or a BERT, RoBERTa, DistilBERT, ELECTRA or ModernBERT, "
-    "linearised by `linformers linearize` or as it was"
+    "linearised by `linformers linearize` or not"
 )
 TASKS = {  # of a saved model, by the end of the name of its class
     "ForMaskedLM": "mlm",
@@ -42,7 +42,7 @@ class Origin:
     """A source of weights.
 
     Attributes:
-        directory: as it was named.
+        directory: as the user named it.
         weights: the directory with its weights and their configuration.
         tokens: the directory with its tokeniser.
         config: the configuration of its model.
@@ -196,7 +196,7 @@ def shape(origin: Origin, task: str) -> dict[str, Any]:
 
 
 def linformer_shape(config: LinformerConfig, task: str) -> dict[str, Any]:
-    """What the configuration of one of this project's models says beside the sizes that all have."""
+    """The settings that the configuration of one of this project's models decides, besides the sizes that all models have."""
     slots = config.slots
     found = {
         "feedforward": config.intermediate_size,
@@ -243,7 +243,7 @@ def settings_with(given: Settings, origin: Origin) -> Settings:
 
 
 def causal_sizes(origin: Origin, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """Block size and slots of a causal model: a block keeps its slots, so that another n has more or fewer of them."""
+    """Block size and slots of a causal model: a block keeps its number of slots, so that k grows and shrinks with n."""
     layer = origin.model.base_model.body.linformer.layers[0].attention
     if layer is None or layer.kind == "full":
         return {}
@@ -272,7 +272,7 @@ def check_contradictions(asked: Mapping[str, Any], decided: Mapping[str, Any], o
 
 
 def check_encoder_sizes(asked: Mapping[str, Any], decided: Mapping[str, Any], origin: Origin) -> None:
-    """Raise a ValueError for lengths and slots that an encoder cannot be given."""
+    """Raise a ValueError for an n or k that the encoder cannot have."""
     n, config, where = asked.get("n", 0), origin.config, origin.directory
     rows, linear = room(config), isinstance(config, LinearizedConfig)
     if rows is not None and n > rows:

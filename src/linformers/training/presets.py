@@ -54,12 +54,12 @@ DEFAULTS: dict[str, Any] = {
     "workers": 0,
     "seed": 0,
 }
-# The slots of a new run that names none, by task: what kept most of full attention's gain (docs/choosing.md).
+# The slots of a new run without --method and --open-slots, by task: what kept most of full attention's gain (docs/choosing.md).
 ASSIGNED: dict[str, Any] = {"method": "content", "sharing": "none"}
 OPENED: dict[str, Any] = {"method": "mean", "open_slots": 4}
 SLOTS: dict[str, dict[str, Any]] = {"mlm": ASSIGNED, "classify": ASSIGNED, "clm": OPENED, "seq2seq": OPENED}
-BY_TASK: dict[str, dict[str, Any]] = {"classify": {"patience": 3}}  # of a new run; a saved one keeps what it has
-# With a source: by what it is, and by the task. ``rate`` is a share of the preset's learning rate.
+BY_TASK: dict[str, dict[str, Any]] = {"classify": {"patience": 3}}  # of a new run; a saved run keeps its own
+# Defaults with a source, by the kind of its model and by task. ``rate`` is a share of the preset's learning rate.
 FROM: dict[str, dict[str, Any]] = {
     "linformer": {"rate": 0.3},
     "encoder": {"learning_rate": 5e-5},
@@ -71,7 +71,7 @@ QUICK: dict[str, Any] = {"preset": "tiny", "n": 64, "width": 64, "max_steps": 20
 
 
 def slots_of(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The defaults of method, sharing and opened slots, which depend on each other, on the task, and on what was given."""
+    """The defaults of method, sharing and opened slots, which depend on each other, on the task, and on the given settings."""
     kinds = (given.get("attention", "linformer"), given.get("cross_attention") if task == "seq2seq" else None)
     if "linformer" not in kinds or "source" in given:
         return {}

@@ -33,7 +33,7 @@ def wait() -> None:
 
 
 def leave() -> None:
-    """Leave the process group, after a run that went well."""
+    """Leave the process group, after a run without errors."""
     if world() > 1 and torch.distributed.is_initialized():
         torch.distributed.barrier()
         torch.distributed.destroy_process_group()

@@ -10,9 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 PAUSE = 10.0  # seconds between two plain lines of training
-MEASURED = 3.0  # seconds of updates, or this many of them, before the time that all take is said
-UPDATES = (3, 20)  # at least and at most
-WORTH = 20.0  # seconds that are worth a word
+MEASURED = 3.0  # seconds of updates that are measured before the time of all of them is estimated
+UPDATES = (3, 20)  # at least and at most this many updates are measured
+SHORTEST = 20.0  # seconds; a shorter training gets no estimate
 
 
 class Progress:
@@ -31,7 +31,7 @@ class Progress:
         self.last = -PAUSE
         self.rows: dict[str, dict[str, Any]] = {}
         self.began, self.first, self.steps = 0.0, 0, 0
-        self.marks: list[float] | None = None  # ends of the first updates, until their time is said
+        self.marks: list[float] | None = None  # times at which the first updates ended; None after the estimate
         self.evaluations = 0.0
 
     def say(self, text: str) -> None:
@@ -74,7 +74,7 @@ class Progress:
             self.bar.start()
 
     def advance(self, step: int) -> None:
-        """Move the bar to this step; after the first ones, say how long all will take."""
+        """Move the bar to this step; after the first updates, print an estimate of the time."""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
         if self.marks is not None:
@@ -84,20 +84,20 @@ class Progress:
                 self.say(text)
 
     def estimate(self, step: int) -> str:
-        """How long the updates that are left will take, by the first ones; empty before that is known, or not worth a word."""
+        """How long the updates that are left will take, from the time of the first ones; empty until that is known, and for short trainings."""
         marks, (least, most) = self.marks or [], UPDATES
         count = len(marks) - 1  # the first update also allocates and compiles
         if count < least or (count < most and marks[-1] - marks[0] < MEASURED):
             return ""
         each, left = median(later - before for before, later in pairwise(marks)), self.steps - step
         seconds = each * left * (1 + self.evaluations)
-        if seconds < WORTH:
+        if seconds < SHORTEST:
             self.marks = None
             return ""
         also = " and evaluations" if self.evaluations else ""
         return (
             f"about {duration(seconds)} for {left:,} updates of {each:.2g} s{also} on this machine; Ctrl-C saves, and the same command "
-            "goes on"
+            "continues"
         )
 
     def show(self, row: dict[str, Any]) -> None:

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linformers.data.prepared import ABOUT
 from linformers.files.checked import an_object, damaged, each, fields, named, number, read_object, text, whole
 from linformers.files.whole import write_json
 from linformers.training import metrics as lines
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 CONFIG = "config.json"
 RESULTS = "results.json"
 FINAL = "final"
-BEST = "best"  # with patience: the weights of the least validation loss
+BEST = "best"  # with patience: the weights with the lowest validation loss
 START = "start"  # with a source: the weights that the run begins with
 DATA = "data"  # where text is prepared for the run
-TALLY = "tally.json"  # beside weights: what training them took
+TALLY = "tally.json"  # beside weights: the cost of training them, and sums of metrics
 
 # The fields of these files.
 OF_SOURCE = fields({"directory": text(), "sha256": text(), "new": each(text())})
@@ -92,7 +93,7 @@ class Run:
 
     @cached_property
     def weights(self) -> Path:
-        """The directory of its weights: ``final/``, or the last checkpoint that is whole, with a warning if something is damaged.
+        """The directory of its weights: ``final/``, or the last undamaged checkpoint, with a warning if something is damaged.
 
         Raises:
             ValueError: if there are none.
@@ -109,7 +110,7 @@ class Run:
         if found is None:
             because = "; ".join(damage) or "it was stopped before its first checkpoint"
             raise ValueError(f"{self.directory} has no weights: {because}; resume its training")
-        if damage:  # these may be other weights than the ones that were asked for
+        if damage:  # the weights of this checkpoint may differ from the damaged ones
             warnings.warn(f"{damage[0]}; the weights of {found[1]} are used", stacklevel=2)
         return found[1]
 
@@ -130,7 +131,7 @@ class Run:
 
     @cached_property
     def model(self) -> Any:
-        """Its model, ready to be used."""
+        """Its model, in eval mode, on the GPU if there is one."""
         from linformers.training import models
 
         return models.load(self.weights, self.task)
@@ -162,7 +163,7 @@ class Run:
 
 def data_directory(settings: Settings, run: Path) -> Path:
     """Where the prepared data of a run is: what ``data`` names, or inside the run."""
-    if settings.data and len(settings.data) == 1 and (Path(settings.data[0]) / "prepared.json").is_file():
+    if settings.data and len(settings.data) == 1 and (Path(settings.data[0]) / ABOUT).is_file():
         return Path(settings.data[0])
     return run / DATA
 

@@ -1,10 +1,11 @@
-"""Some examples of a part with the model's predictions, for a reader."""
+"""Some examples of a part with the model's predictions, as text."""
 
 from typing import Any
 
 import numpy as np
 import torch
 
+from linformers.data.index import IN_MEMORY
 from linformers.labels import IGNORED
 from linformers.training.inference import generate_from
 from linformers.training.runs import Run
@@ -14,8 +15,8 @@ SHOWN = 24  # tokens of a prompt, and of its continuation
 
 def samples(run: Run, examples: Any, count: int) -> list[dict[str, str]]:
     """Evenly spread examples: ``{"input", "output", "expected"}``, as text."""
-    lengths = np.asarray(examples.lengths)
-    # Short enough to read.
+    lengths = np.asarray(examples.lengths[:IN_MEMORY])
+    # Of a length that can be read at a glance.
     places = np.flatnonzero((lengths >= min(2 * SHOWN, int(lengths.max()))) & (lengths <= max(100, lengths.min())))
     places = places if len(places) >= count else np.arange(len(lengths))
     chosen = places[np.linspace(0, len(places) - 1, min(count, len(places))).astype(int)]
@@ -24,16 +25,16 @@ def samples(run: Run, examples: Any, count: int) -> list[dict[str, str]]:
 
 
 def sample(run: Run, example: dict[str, Any]) -> dict[str, str]:
-    """The sample of one example."""
+    """One example as text: ``{"input", "output", "expected"}``."""
     ids, labels = np.asarray(example["input_ids"]), example["labels"]
     match run.task:
         case "clm":
             half = min(SHOWN, len(ids) // 2)
-            said = generate_from(run, ids[:half].tolist(), half, {"do_sample": False})
-            return {"input": text(run, ids[:half]), "output": said, "expected": text(run, ids[half : 2 * half])}
+            output = generate_from(run, ids[:half].tolist(), half, {"do_sample": False})
+            return {"input": text(run, ids[:half]), "output": output, "expected": text(run, ids[half : 2 * half])}
         case "seq2seq":
-            said = generate_from(run, ids.tolist(), run.settings.target_n, {"do_sample": False})
-            return {"input": text(run, ids, marks=True), "output": said, "expected": text(run, labels)}
+            output = generate_from(run, ids.tolist(), run.settings.target_n, {"do_sample": False})
+            return {"input": text(run, ids, marks=True), "output": output, "expected": text(run, labels)}
         case "mlm":
             asked = labels != IGNORED
             guess, right = ids.copy(), ids.copy()
@@ -65,7 +66,7 @@ def scores(run: Run, ids: Any) -> Any:
 
 
 def text(run: Run, ids: Any, marks: bool = False) -> str:
-    """Tokens as text; of the special ones only the masks, if they are wanted."""
+    """Tokens as text, without special tokens; with ``marks``, masks are shown."""
     tokenizer = run.tokenizer
     kept = [int(i) for i in ids if int(i) not in tokenizer.all_special_ids or (marks and i == tokenizer.mask_token_id)]
     return str(tokenizer.decode(kept))

@@ -12,7 +12,8 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from linformers import limits
 from linformers.checks import one_of
-from linformers.data.examples import Long
+from linformers.data.examples import Long, Task
+from linformers.data.noise import Noise
 from linformers.files.checked import maybe, of_type
 from linformers.models.options import AttentionKind, Norm, Pooling, Positions, Shared, unset
 from linformers.ops.blocks import block_sizes
@@ -23,7 +24,6 @@ from linformers.training.defaults import with_defaults
 from linformers.training.options import option, spoken
 from linformers.training.presets import ASSIGNED, BY_TASK, DEFAULTS, FROM, OPENED, PRESETS, SLOTS, VOCABULARY, slots_of
 
-Task = Literal["mlm", "clm", "seq2seq", "classify"]
 Preset = Literal["tiny", "small", "base"]
 Precision = Literal["fp32", "bf16"]
 Schedule = Literal["cosine", "linear", "constant"]
@@ -33,7 +33,7 @@ UNSET: Any = None  # a setting that was not given; `filled` replaces it
 # What a resumed run may change: the weights so far do not depend on it (`max_steps` does change the schedule).
 FREE = (
     *("max_steps", "epochs", "save_steps", "eval_steps", "log_steps", "eval_batches", "patience", "keep"),
-    *("workers", "threads"),
+    *("workers", "threads", "log_to"),
 )
 
 
@@ -49,18 +49,17 @@ class Settings:
     preset
         Model sizes and number of updates: tiny for a quick test, small for minutes, base for hours of training; each can be changed.
     source
-        Begin with the weights of a run, of a saved model of `linformers.hf`, or of an encoder (linearised, or as it was, to compare). The
+        Begin with the weights of a run, of a saved model of `linformers.hf`, or of an encoder (linearised, or unchanged for comparison). The
         sizes and the tokeniser are the source's; heads for another task are new; another --n or --k is resampled. By default all weights are new.
     data
         Text files, tables (CSV, TSV, JSONL, Parquet), folders, globs, a dataset of `save_to_disk`, or a directory that
-        `linformers prepare` wrote; by default Python's documentation,
-        or ListOps for classify.
+        `linformers prepare` wrote; by default Python's documentation, or ListOps for classify.
     column
         The column with the text, in tables; by default "text".
     label_column
-        The column with the class; by default "label", for classify. A list in JSONL files means several classes a text.
+        The column with the class; by default "label", for classify. A list in JSONL files means several classes per text.
     label_separator
-        What stands between the classes of a text that has several, in CSV files; by default a text has one.
+        The characters between the classes of a text that has several, in CSV files; by default a text has one.
     target_column
         The column with the target, for seq2seq; by default there is none, and the model learns to undo noise.
     targets
@@ -83,12 +82,13 @@ class Settings:
     sharing
         Which projections are shared: none, headwise (by all heads), kv (also by keys and values), or layerwise (also by all layers).
     method
-        How positions are projected to slots: learnable, convolution, mean, max, no_params (fixed random), or content (tokens choose their slots).
+        How positions are projected to slots: learnable, convolution, mean, max, no_params (fixed random), or content (tokens are assigned to
+        slots by their features).
     start
         Initial values of learned projections: random, or means of segments (segments).
     long
-        What classify does with texts of more than n tokens: cut them, or read windows of n tokens: in training and its
-        evaluations one at random, in the test and for predictions all of them, with their probabilities averaged.
+        What classify does with texts of more than n tokens: cut them, or read windows of n tokens (windows): a random one in training and in
+        its evaluations; in the test and for predictions all of them, with their probabilities averaged.
     block_size
         Positions of a block of a causal model; by default about n/8, at most 128.
     local_kernel
@@ -124,17 +124,17 @@ class Settings:
     noise
         What seq2seq predicts for text without targets, from which spans are removed: the whole text (infill), or the spans alone (spans).
     noise_share
-        The share of tokens that is removed for it.
+        The share of tokens that are removed from it.
     class_weights
-        Let classes count by the number of their texts (none), or rare ones more, so that all count the same (balanced). For classify.
+        Weight classes by the number of their texts (none), or rare ones more, so that all have the same weight (balanced). For classify.
     label_smoothing
         The share of a label that is spread over all classes. For classify.
     token_dropout
-        The share of input tokens that are hidden in training, others in every epoch. For classify.
+        The share of input tokens that are hidden in training, different ones in each epoch. For classify.
     freeze_body
-        Train only what --from did not bring along: the head.
+        Train only what is new, usually the head, and keep the weights that --from loads unchanged.
     body_rate
-        The learning rate of what --from brought along, as a share of the rest's.
+        The learning rate of the weights that --from loads, as a share of that of the other parameters.
     batch_size
         Examples per batch, in each process.
     accumulation
@@ -159,7 +159,7 @@ class Settings:
     max_steps
         Number of updates. With --from and classify, by default --epochs {epochs}.
     epochs
-        Passes over the training part, instead of --max-steps, which counts by default.
+        Passes over the training part, to be given instead of --max-steps; by default --max-steps decides.
     save_steps
         Updates between checkpoints; by default a tenth of all, at most 500.
     eval_steps
@@ -172,6 +172,8 @@ class Settings:
         Stop when the validation loss has not improved for this many evaluations in a row, and keep the best weights; 0 for never.
     keep
         How many checkpoints to keep.
+    log_to
+        Also log metrics to these integrations of transformers' Trainer, such as wandb, mlflow or trackio, which must be installed. By default to none.
     seed
         Random seed of the initial weights, the order of the examples, masking, noise and dropout.
     threads
@@ -218,7 +220,7 @@ class Settings:
     dropout: float = UNSET
 
     mask_share: float = UNSET
-    noise: Literal["infill", "spans"] = UNSET
+    noise: Noise = UNSET
     noise_share: float = UNSET
     class_weights: Literal["none", "balanced"] = UNSET
     label_smoothing: float = UNSET
@@ -243,6 +245,7 @@ class Settings:
     eval_batches: int = UNSET
     patience: int = UNSET
     keep: int = UNSET
+    log_to: tuple[str, ...] = UNSET
     seed: int = UNSET
     threads: int = UNSET
     workers: int = UNSET
@@ -252,8 +255,8 @@ class Settings:
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
 
     def filled(self) -> "Settings":
-        """The same with every value set (except the data and ``threads``), checked; :func:`linformers.training.models.complete`
-        also builds their model.
+        """These settings with every value set (except the data and ``threads``), and checked;
+        :func:`linformers.training.models.complete` also builds their model.
 
         Raises:
             ValueError: for invalid values, with the names of options.
@@ -299,7 +302,7 @@ class Settings:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(Shared)}
 
     def located(self) -> "Settings":
-        """The same with absolute paths, so that the run can be resumed from another directory."""
+        """These settings with absolute paths, so that the run can be resumed from another directory."""
         found = {
             name: tuple(os.path.abspath(path) for path in value)
             for name, value in (("data", self.data), ("targets", self.targets))
@@ -311,14 +314,14 @@ class Settings:
         return dataclasses.replace(self, **found)  # type: ignore[arg-type]
 
     def resumed(self, saved: "Settings") -> "Settings":
-        """These settings for a run that was begun with ``saved``: what is not given again stays as it was.
+        """These settings for a run that was begun with ``saved``, whose values are kept where none is given.
 
         Raises:
             ValueError: if a given setting contradicts the saved run.
         """
         given, old = self.located().given(), dataclasses.asdict(saved)
         if self.source and os.path.abspath(self.source) == saved.source:
-            given["source"] = saved.source  # it may be gone by now
+            given["source"] = saved.source  # the source may have been removed since
         for name, value in given.items():
             if name not in FREE and value != old[name]:
                 raise ValueError(

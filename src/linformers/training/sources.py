@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linformers.data.prepared import ABOUT
 from linformers.files.whole import beside, scratch, sync
 from linformers.training.options import spoken
 from linformers.training.presets import VOCABULARY
@@ -31,18 +32,10 @@ MENDED = {  # how to prepare data of the kind that a task needs
     "seq2seq": "prepare it with --kind pairs (--targets, or --target-column of a table)",
     "classify": "prepare it with --kind labelled (--label-column, if the column is not 'label')",
 }
-OF_TEXT = (
-    "column",
-    "label_column",
-    "label_separator",
-    "target_column",
-    "targets",
-    "tokenizer",
-    "vocab_size",
-)  # options of preparing
-MARKS = 2  # tokens of an example besides its text
-ABOUT = "prepared.json"  # is in every prepared directory
-LENGTHS = 32  # different lengths that batches may have
+# Settings that apply to raw text only.
+OF_TEXT = ("column", "label_column", "label_separator", "target_column", "targets", "tokenizer", "vocab_size")
+MARKS = 2  # special tokens of an example, besides its text
+LENGTHS = 32  # the most different lengths that batches have
 
 
 @contextmanager
@@ -59,7 +52,7 @@ def checked_data(
     """Open and check the data of a run; text is prepared in a scratch directory, which moves into the run when the block ends without error.
 
     Args:
-        anew: the run begins, so that data prepared inside it earlier is not reused.
+        anew: the run begins: data that was prepared inside its directory earlier is not reused.
         fingerprint: of the data that the run began with.
         also: further settings that the data must fit.
         origin: the source of the weights, whose tokeniser the data must have.
@@ -81,7 +74,7 @@ def checked_data(
                 for one in {(one.n, one.target_n): one for one in (*also, settings)}.values():
                     for part in ("train", "validation", "test"):
                         examples_of(one, prepared, part, training=part == "train")
-        except ValueError as error:  # the directory that it names will be gone
+        except ValueError as error:  # it may name the scratch directory, which will be removed
             raise ValueError(str(error).replace(str(aside), sources(settings))) from error
         finally:
             shows.stop()
@@ -154,13 +147,13 @@ def check_tokenizer(prepared: "Prepared", origin: "Origin") -> None:
     if same_tokens(prepared.tokenizer, origin.tokenizer):
         return
     raise ValueError(
-        f"{prepared.directory} was prepared with another tokeniser than {origin.directory} has, and its tokens would mean other words to "
-        f"these weights; prepare the text with `linformers prepare ... --tokenizer {origin.tokens}`, or name the text itself with --data"
+        f"{prepared.directory} was prepared with another tokeniser than that of {origin.directory}, so that its token ids stand for other words "
+        f"than these weights know; prepare the text with `linformers prepare ... --tokenizer {origin.tokens}`, or name the text itself with --data"
     )
 
 
 def same_tokens(one: Any, other: Any) -> bool:
-    """Whether two tokenisers make the same tokens of every text; how long a text may be does not count."""
+    """Whether two tokenisers make the same tokens of every text; their rules of truncation and padding may differ."""
     rules = [json.loads(tokenizer.backend_tokenizer.to_str()) for tokenizer in (one, other)]
     for rule in rules:
         rule.pop("truncation", None)
@@ -169,12 +162,8 @@ def same_tokens(one: Any, other: Any) -> bool:
 
 
 def check_options(settings: Settings) -> None:
-    """Raise a ValueError for options about preparing data that is prepared already.
-
-    Raises:
-        ValueError: names the first of them.
-    """
-    if not settings.data or len(settings.data) > 1 or not (Path(settings.data[0]) / "prepared.json").is_file():
+    """Raise a ValueError for an option that applies to raw text, if the data is already prepared."""
+    if not settings.data or len(settings.data) > 1 or not (Path(settings.data[0]) / ABOUT).is_file():
         return
     for name in OF_TEXT:
         if getattr(settings, name) is not None:
@@ -190,7 +179,7 @@ def sources(settings: Settings) -> str:
 
 
 def names_own_data(settings: Settings, out: Path) -> bool:
-    """Whether ``data`` names the place inside the run where text would be prepared, so that it belongs to the user."""
+    """Whether ``data`` names the directory inside the run where text would be prepared: then that directory belongs to the user."""
     return bool(settings.data) and any(Path(name).resolve() == (out / DATA).resolve() for name in settings.data)
 
 
@@ -206,10 +195,10 @@ def default_listops(n: int) -> "ListOps":
 def examples_of(
     settings: Settings, prepared: "Prepared", part: str, batch_size: int | None = None, *, training: bool = False
 ) -> tuple[Any, Any, Any]:
-    """The examples of a part, the batches of one epoch, and what makes tensors of a batch.
+    """The examples of a part, a sampler of the batches of one epoch, and the function that makes tensors of a batch.
 
     Args:
-        training: hide tokens, if the settings say so.
+        training: apply ``token_dropout``.
 
     Raises:
         ValueError: if there are none.
@@ -237,13 +226,13 @@ def examples_of(
 
 
 def steps_of(settings: Settings, prepared: "Prepared") -> int:
-    """The updates of the epochs that the settings ask for."""
+    """The number of updates in the epochs of the settings."""
     _, sampler, _ = examples_of(settings, prepared, "train")
     return max(1, math.ceil(settings.epochs * len(sampler) / (world() * settings.accumulation)))
 
 
 def unread(examples: Any, settings: Settings) -> str | None:
-    """How many examples are cut, and the share of the text that is never read; None if none is."""
+    """A note about how many examples are cut, and the share of the text that is never read; None if none is cut."""
     if not examples.cut:
         return None
     instead = ", or --long windows" if settings.task == "classify" else ""

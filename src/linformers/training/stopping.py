@@ -10,11 +10,11 @@ import torch
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a run, which was saved; the text says how to go on."""
+    """The user stopped a run, which was saved; the message says how to resume it."""
 
 
 class Interruption:
-    """Inside this context, Ctrl-C asks to stop after the current step; a second one stops at once."""
+    """A context manager: inside it, Ctrl-C asks to stop after the current step; a second one stops at once."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -38,7 +38,7 @@ class Interruption:
         self.requested = True
 
     def asked(self, world: int, device: torch.device) -> bool:
-        """Whether to stop; with several processes, whether any of them was asked to, so that all stop together."""
+        """Whether to stop: if any process was asked to, all of them stop together."""
         if world > 1:
             flag = torch.tensor(float(self.requested), device=device)
             torch.distributed.all_reduce(flag)
@@ -47,13 +47,13 @@ class Interruption:
 
 
 def best_row(rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """The line with the least validation loss, the first of equals."""
-    looks = [row for row in rows if row["part"] == "validation" and "loss" in row]
-    return min(looks, key=lambda row: row["loss"], default=None)
+    """The line of metrics with the lowest validation loss, the first of equals."""
+    evaluations = [row for row in rows if row["part"] == "validation" and "loss" in row]
+    return min(evaluations, key=lambda row: row["loss"], default=None)
 
 
 def is_stale(rows: Sequence[dict[str, Any]], patience: int) -> bool:
     """Whether none of the last ``patience`` evaluations was better than the best before them."""
-    looks = [row for row in rows if row["part"] == "validation"]
+    evaluations = [row for row in rows if row["part"] == "validation"]
     best = best_row(rows)
-    return bool(patience) and best is not None and len(looks) - 1 - looks.index(best) >= patience
+    return bool(patience) and best is not None and len(evaluations) - 1 - evaluations.index(best) >= patience

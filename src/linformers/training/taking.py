@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from linformers.data.records import first
 from linformers.linearize.encoders import LinearizedConfig
 from linformers.models.resample import resample
 from linformers.training.models import class_options, model_class
@@ -26,10 +27,10 @@ NAMED = 4  # parameters that a message names
 
 @dataclass
 class Taken:
-    """What became of the weights of a source.
+    """Which weights of a source a new model has.
 
     Attributes:
-        taken: how many numbers were taken over.
+        taken: how many parameters were copied.
         resampled: sizes that changed, in words.
         new: names of parameters that the source does not have.
         left: names of parameters of the source that were not taken.
@@ -41,17 +42,11 @@ class Taken:
     left: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        said = [f"{self.taken:,} weights taken"]
-        said += [f"resampled: {', '.join(self.resampled)}"] if self.resampled else []
-        said += [f"new: {names(self.new)}" if self.new else "nothing is new"]
-        said += [f"left: {names(self.left)}"] if self.left else []
-        return "; ".join(said)
-
-
-def names(found: list[str]) -> str:
-    """The first of many names of parameters."""
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
-    return ", ".join(found[:NAMED]) + more
+        facts = [f"{self.taken:,} weights taken"]
+        facts += [f"resampled: {', '.join(self.resampled)}"] if self.resampled else []
+        facts += [f"new: {first(self.new, NAMED)}" if self.new else "nothing is new"]
+        facts += [f"left: {first(self.left, NAMED)}"] if self.left else []
+        return "; ".join(facts)
 
 
 @torch.no_grad()
@@ -83,7 +78,7 @@ def take(origin: Origin, settings: Settings, labels: list[str], several: bool) -
             setattr(config, name, value)
         config.pooling = settings.pooling
     set_dropout(config, settings, origin)
-    set_seed(settings.seed)  # a new head is the same, whatever was resampled
+    set_seed(settings.seed)  # so that a new head does not depend on what was resampled
     model = (
         model_class(config, settings.task)(config)
         if origin.family == "linformer"
@@ -115,7 +110,7 @@ def inside(name: str, source: nn.Module, body: nn.Module, taken: dict[str, Any])
 
 
 def parents(module: nn.Module, name: str) -> list[nn.Module]:
-    """The modules that a parameter is in."""
+    """The modules around a parameter, the outermost first."""
     found = [module]
     for part in name.split(".")[:-1]:
         found.append(getattr(found[-1], part))
@@ -162,7 +157,7 @@ def encoder_config(config: Any, settings: Settings, report: Taken) -> Any:
 
 
 def set_dropout(config: Any, settings: Settings, origin: Origin) -> None:
-    """Set the dropout of a configuration, if the settings have another one than the source."""
+    """Set the dropout of a configuration, if the settings differ from the source."""
     if origin.family == "linformer":
         config.hidden_dropout_prob = config.attention_probs_dropout_prob = settings.dropout
     elif settings.dropout != shape(origin, settings.task)["dropout"]:
@@ -182,12 +177,12 @@ def body_of(model: Any, task: str) -> Any:
 
 
 def same_classes(old: Any, new: Any) -> bool:
-    """Whether two classifiers have the same classes in the same order, and the same kind of answer."""
+    """Whether two classifiers have the same classes in the same order, and the same ``problem_type``."""
     return dict(old.id2label) == dict(new.id2label) and old.problem_type == new.problem_type
 
 
 def copy_weights(old: nn.Module, new: nn.Module) -> set[int]:
-    """Copy all weights and buffers of one module to those with the same name in another; the parameters that got some, by id."""
+    """Copy weights and buffers to those with the same name and shape in another module; returns the ids of those that were set."""
     found, copied = old.state_dict(), set()
     for name, place in new.state_dict(keep_vars=True).items():
         if name in found and found[name].shape == place.shape:

@@ -1,4 +1,4 @@
-"""Texts of any number and length through a model: tokens, pieces of at most n, batches of similar length, results in order.
+"""Runs a model over any number of texts of any length: pieces of at most n tokens, batches of similar length, results in order.
 
 Axes: b pieces of a batch, n positions.
 """
@@ -22,7 +22,7 @@ AT_ONCE = 1024  # texts that are sorted by length together
 
 
 class Result(NamedTuple):
-    """The mean of what a model gives for the pieces of a text, weighted by their tokens.
+    """The mean output of a model over the pieces of a text, weighted by their tokens.
 
     Args:
         values: ``(...)``.
@@ -49,7 +49,7 @@ def run_texts(
     """Run a model over texts, in batches of similar length; the results are in the order of the texts.
 
     Args:
-        texts: any number of them; none is empty.
+        texts: any number of them, none of them empty.
         tokenizer: of the model.
         longest: its longest input n, with special tokens.
         model: takes ``input_ids`` and ``attention_mask``, ``(b, n)``, and gives one row for each, ``(b, ...)``.
@@ -88,7 +88,7 @@ def averaged(
     batch_size: int,
     device: Any,
 ) -> list[NDArray[np.float64]]:
-    """The mean of what a model gives for the windows of each text, weighted by their tokens."""
+    """The mean output of a model over the windows of each text, weighted by their tokens."""
     rows = iter(sorted_rows([one for own in windows for one in own], model, pad_id, batch_size, device))
     return [np.average([next(rows) for _ in own], axis=0, weights=[len(one) for one in own]) for own in windows]
 
@@ -100,7 +100,7 @@ def sorted_rows(
     batch_size: int,
     device: Any,
 ) -> list[NDArray[np.float64]]:
-    """What a model gives for each piece, long ones first."""
+    """The outputs of a model for all pieces, in their order; long pieces are run first."""
     order = sorted(range(len(pieces)), key=lambda i: -len(pieces[i]))
     found: list[Any] = [None] * len(pieces)
     while order:
@@ -118,7 +118,7 @@ def encode(texts: Sequence[str], tokenizer: Any) -> list[NDArray[np.int64]]:
     """The tokens of texts, without special ones around them.
 
     Raises:
-        ValueError: for a text of which nothing is left.
+        ValueError: for a text without a token.
     """
     found: list[NDArray[np.int64]] = []
     for begin in range(0, len(texts), AT_ONCE):

@@ -1,4 +1,4 @@
-"""``RunTrainer``: transformers' Trainer with batches in a fixed order, noise by step, sums for metrics, and whole checkpoints.
+"""``RunTrainer``: transformers' Trainer with batches in a fixed order, dropout seeded by the step, sums for metrics, and atomic checkpoints.
 
 Axes: b batch, n positions, v tokens of the vocabulary.
 """
@@ -53,7 +53,7 @@ class RunTrainer(Trainer):
         out: the directory of the run.
         train_loader: the batches of this process, all of the run.
         eval_loader: those of the validation part.
-        batches_per_epoch: how many of the first an epoch has.
+        batches_per_epoch: how many batches of training an epoch has.
         metrics: the file of metrics.
         progress: the display.
         interruption: tells when to stop.
@@ -100,7 +100,7 @@ class RunTrainer(Trainer):
         return self.train_loader
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """AdamW; matrices decay, learned projections take smaller steps, and so does what came from a source if the settings say so."""
+        """AdamW with weight decay on matrices, and smaller learning rates for learned projections and, with ``body_rate``, for weights of a source."""
         if self.optimizer is None:
             whole: Any = self.model if model is None else model
             slow = {id(p) for p in projection_parameters(whole)}
@@ -115,18 +115,10 @@ class RunTrainer(Trainer):
                     groups.setdefault(kind_of, []).append(parameter)
             rate, decay = settings.learning_rate, settings.weight_decay
             kind, options = self.get_optimizer_cls_and_kwargs(self.args, whole)
-            listed = [
-                {
-                    "params": parameters,
-                    "lr": rate
-                    * (settings.projection_rate if projects else 1.0)
-                    * (settings.body_rate if in_body else 1.0),
-                    "weight_decay": decay if decaying else 0.0,
-                }
-                for (in_body, projects, decaying), parameters in sorted(
-                    groups.items(), key=lambda group: group[0]
-                )  # the one whose rate is shown first
-            ]
+            listed = []  # metrics show the learning rate of the first group
+            for (in_body, projects, decaying), parameters in sorted(groups.items(), key=lambda group: group[0]):
+                own = rate * (settings.projection_rate if projects else 1.0) * (settings.body_rate if in_body else 1.0)
+                listed.append({"params": parameters, "lr": own, "weight_decay": decay if decaying else 0.0})
             self.optimizer = kind(listed, **options)
             self.optimizer.register_load_state_dict_pre_hook(moments_to_rows)
         return self.optimizer
@@ -141,7 +133,7 @@ class RunTrainer(Trainer):
     ) -> Tensor:
         """One batch, forward and backward."""
         # Dropout is a function of (seed, update, process): a resumed run needs no random state, and an evaluation
-        # changes none. The Trainer runs the batches of one update one after the other; each goes on where the last one ended.
+        # changes none. The Trainer runs the batches of one update one after the other; each continues the random sequence of the one before.
         place = self.state.global_step
         if place != self.seeded:
             torch.manual_seed((self.settings.seed * 1_000_003 + place) * 1_009 + self.args.process_index)
@@ -262,6 +254,7 @@ class RunTrainer(Trainer):
             if is_stale(self.metrics.rows, self.settings.patience):
                 self.control.should_training_stop = self.control.should_save = True
         found_metrics = {f"eval_{name}": value for name, value in summary.items()}
+        self.control = self.callback_handler.on_log(self.args, self.state, self.control, dict(found_metrics))
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, found_metrics)
         return found_metrics
 
@@ -292,7 +285,9 @@ class RunTrainer(Trainer):
                 self.state.save_to_json(str(aside / "trainer_state.json"))
                 write_json(aside / TALLY, self.cost())
         except OSError as error:
-            kept = f"{before[0]} is kept: the same command goes on from there" if before else "there is none before it"
+            kept = (
+                f"{before[0]} is kept: the same command continues from there" if before else "there is none before it"
+            )
             raise OSError(f"{error}; {kept}") from error
         rotate(self.out, self.settings.keep)
 
@@ -317,7 +312,7 @@ class RunTrainer(Trainer):
         pass  # the noise depends on the step alone
 
     def cost(self) -> dict[str, Any]:
-        """What training took so far, to be written beside the weights."""
+        """The cost of training so far, to be written beside the weights."""
         whole = Tally()
         whole.add(self.total)
         whole.add(self.tally)
@@ -326,7 +321,7 @@ class RunTrainer(Trainer):
         return {**sums, "seconds": self.seconds, "peak_memory_mb": peak}
 
     def restore(self, checkpoint: Path) -> None:
-        """Take over the weights and the sums of a checkpoint; ``train`` reads the optimiser and the schedule."""
+        """Load the weights and the sums of a checkpoint; ``train`` loads the optimiser and the schedule."""
         with reading(f"the weights of {checkpoint}"):
             load_weights(self, str(checkpoint))
         step = read_object(checkpoint / "trainer_state.json", OF_STATE, STATE_ALSO)["global_step"]
@@ -337,7 +332,8 @@ class RunTrainer(Trainer):
         self.seconds_before, self.peak_before = found["seconds"], found["peak_memory_mb"]
         if self.is_world_process_zero():
             self.tally, self.total = Tally(**found["line"]), Tally(**found["total"])
-            self.total.add(Tally(**{name: -value for name, value in found["line"].items()}))  # which is in there, too
+            # The saved total includes the sums since the last line, which are added again when that line is written.
+            self.total.add(Tally(**{name: -value for name, value in found["line"].items()}))
 
 
 class StepEnd(TrainerCallback):
@@ -392,7 +388,7 @@ def arguments(settings: Settings, out: Path) -> TrainingArguments:
         ddp_backend="gloo" if on_cpu and world() > 1 else None,
         ddp_find_unused_parameters=False,
         dataloader_pin_memory=not on_cpu,
-        report_to=[],
+        report_to=list(settings.log_to or ()),
         disable_tqdm=True,
         use_cache=True,  # saved in config.json, for generation
     )

@@ -1,15 +1,15 @@
-"""What the results of a test say: ahead of what counting gives or behind it, and what to try then."""
+"""The results of a test in words: whether they beat the count-based baselines, and what to try if they do not."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 FREQUENCIES = "frequencies alone"
-MUCH_UNSEEN = 0.05  # share of the text beyond n tokens that is worth a word
+MUCH_UNSEEN = 0.05  # share of the text beyond n tokens from which a larger n is advised
 SOME_DROPOUT = 0.1
 
 
 def against(results: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The baselines of results by name: the frequencies, then what counting more gives."""
+    """The baselines of results by name: the frequencies, then the other count-based ones."""
     if results.get("baseline"):
         yield FREQUENCIES, results["baseline"]
     for one in results.get("baselines", ()):
@@ -17,7 +17,7 @@ def against(results: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
 
 
 def verdict(results: Mapping[str, Any]) -> list[str]:
-    """Sentences about results: how they compare with the best baseline, what to try if they are behind, and what was sampled."""
+    """Sentences about results: how they compare with the best baseline, what to try if it is better, and what was sampled."""
     classify = results.get("task") == "classify"
     key = judged_by(results)
     scale, form = (100, "{:.1f} %") if classify else (1, "{:,.1f}")
@@ -28,22 +28,22 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
     sign = 1 if classify else -1
     name, best = max(known, key=lambda one: sign * one[1][key])
     numbers = f"{form.format(scale * own)} against {form.format(scale * best[key])}"
-    said = []
+    sentences = []
     if sign * (own - best[key]) > 0:
-        said.append(f"ahead of {name}: {key} {numbers}")
+        sentences.append(f"ahead of {name}: {key} {numbers}")
     else:
-        said.append(f"not ahead of {name}: {key} {numbers}; try {advice(results)}")
+        sentences.append(f"not ahead of {name}: {key} {numbers}; try {advice(results)}")
     frequent = dict(known).get(FREQUENCIES, {})
     if classify and is_number(results.get("loss")) and results["loss"] > frequent.get("loss", results["loss"]):
-        said.append(
+        sentences.append(
             f"its probabilities are worse than the {FREQUENCIES} (loss {results['loss']:.3f} against {frequent['loss']:.3f}): it is "
-            f"wrong with too much certainty; {certain(results)}"
+            f"overconfident; {calibration(results)}"
         )
-    return said + [f"{one}: {scores['note']}" for one, scores in known if scores.get("note")]
+    return sentences + [f"{one}: {scores['note']}" for one, scores in known if scores.get("note")]
 
 
 def advice(results: Mapping[str, Any]) -> str:
-    """What to try when a baseline is better; not what the run had already, as far as the results say."""
+    """What to try when a baseline is better; nothing that the run already had, as far as the results say."""
     unseen, own = results.get("unseen", 0.0), results.get("had", {})
     if results.get("task") != "classify":
         begin = () if own.get("source") else ("--from a run on more text",)
@@ -59,15 +59,15 @@ def advice(results: Mapping[str, Any]) -> str:
 
 
 def had(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the settings of a run, those that :func:`advice` would name."""
+    """The settings of a run that :func:`advice` depends on."""
     return {name: settings[name] for name in ("patience", "dropout", "source") if settings.get(name) is not None}
 
 
-def certain(results: Mapping[str, Any]) -> str:
-    """What helps a classifier that is wrong with too much certainty."""
+def calibration(results: Mapping[str, Any]) -> str:
+    """What helps an overconfident classifier."""
     if not results.get("had", {}).get("patience"):
-        return "--patience 3 keeps the weights before that"
-    return "a lower --learning-rate or --label-smoothing 0.1 makes it less certain"
+        return "--patience 3 keeps the weights from before it became so"
+    return "a lower --learning-rate or --label-smoothing 0.1 helps"
 
 
 def listed(*words: str) -> str:
@@ -76,7 +76,7 @@ def listed(*words: str) -> str:
 
 
 def judged_by(results: Mapping[str, Any]) -> str:
-    """The score that says how good results are: of texts with several classes F1, as accuracy counts every pair of a text and a class."""
+    """The name of the score that results are compared by; F1 for several classes per text, where accuracy counts every pair of text and class."""
     if results.get("task") != "classify":
         return "perplexity"
     return "f1" if is_number(results.get("f1")) else "accuracy"

@@ -1,13 +1,10 @@
 """``linformers bench causal``: block-causal attention against causal full attention."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.table import Table
 
-from linformers.cli.bench.common import Common, measure
-
-Sizes = Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")]
+from linformers.cli.bench.common import Common, Sizes, measure
 
 
 def causal(
@@ -43,7 +40,7 @@ def causal(
     common = common or Common()
     given = common.given(threads=common.threads, lengths=lengths, slots=slots, block=block, d=channels, heads=heads)
     quick: dict[str, Any] = {"lengths": (1024, 4096), "slots": (128,), "rounds": 2, "budget": 3.0}
-    settings = experiment.Settings(**(quick | given if common.quick else given))
+    settings = experiment.Settings(**common.sizes(given, quick))
     measure(experiment.run, settings, 2 * len(settings.lengths), common, tables)
 
 

@@ -10,6 +10,9 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+Sizes = Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")]
+Names = Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")]
+
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +22,7 @@ class Common:
     Parameters
     ----------
     rounds
-        How many times each contender runs; the fastest counts. By default a few times, fewer for slow ones.
+        How many times each contender runs; the fastest run counts. By default a few times, and once if it is slow.
     threads
         Threads of torch.
     out
@@ -37,6 +40,10 @@ class Common:
         """The options that were given, for the settings of an experiment."""
         return {key: value for key, value in {**options, "rounds": self.rounds}.items() if value is not None}
 
+    def sizes(self, given: dict[str, Any], quick: dict[str, Any], **off: bool) -> dict[str, Any]:
+        """The given options; with ``--quick`` small sizes where none was given, and ``off`` whatever was given."""
+        return {**quick, **given, **off} if self.quick else given
+
 
 def measure(
     run: Callable[..., dict[str, Any]],
@@ -47,12 +54,12 @@ def measure(
     x: str = "n",
     y: str = "seconds",
 ) -> None:
-    """Run an experiment under a progress bar, print its tables, and write what it found."""
+    """Run an experiment under a progress bar, print its tables, and write its result and a plot if ``--out`` is given."""
     from linformers.experiments import bench_results
 
     console = Console()
     if common.rounds is not None and hasattr(settings, "budget"):
-        settings = dataclasses.replace(settings, budget=None)  # as often as was asked for
+        settings = dataclasses.replace(settings, budget=None)  # exactly as many rounds as the user asked for
     with bench_results.progress(steps) as (say, advance):
         result = run(settings, say, lambda _: advance())
     bench_results.show_machine(result, console)

@@ -1,13 +1,10 @@
 """``linformers bench complexity``: Linformer against full attention, over lengths and slots."""
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from cyclopts import Parameter
 from rich.table import Table
 
-from linformers.cli.bench.common import Common, measure
-
-Sizes = Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")]
+from linformers.cli.bench.common import Common, Sizes, measure
 
 
 def complexity(
@@ -40,7 +37,7 @@ def complexity(
     heads
         Attention heads.
     memory
-        Measure the peak memory too, in a process for each.
+        Also measure the peak memory, each in a process of its own.
     """
     from linformers.experiments import complexity as experiment
 
@@ -49,7 +46,7 @@ def complexity(
         threads=common.threads, layer=layer, lengths=lengths, slots=slots, d=channels, heads=heads, memory=memory
     )
     quick: dict[str, Any] = {"lengths": (256, 1024, 4096), "slots": (128, 512), "rounds": 3, "budget": 2.0}
-    settings = experiment.Settings(**({**quick, **given, "memory": False} if common.quick else given))
+    settings = experiment.Settings(**common.sizes(given, quick, memory=False))
     measure(experiment.run, settings, 2 * len(settings.lengths), common, tables)
 
 

@@ -1,20 +1,19 @@
 """``linformers bench decode``: the time of a token at different positions."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.table import Table
 
-from linformers.cli.bench.common import Common, measure
+from linformers.cli.bench.common import Common, Names, Sizes, measure
 
 
 def decode(
     *,
-    positions: Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")] = None,
+    positions: Sizes = None,
     channels: int | None = None,
     depth: int | None = None,
     k: int | None = None,
-    slots: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    slots: Names = None,
     common: Common | None = None,
 ) -> None:
     """Measure the time per token of a causal LinformerLM at several positions of the text.
@@ -24,7 +23,7 @@ def decode(
     Parameters
     ----------
     positions
-        Tokens that were read before.
+        Positions at which a token is decoded: the number of tokens before it.
     channels
         Channels of the model.
     depth
@@ -32,14 +31,14 @@ def decode(
     k
         Slots.
     slots
-        Kinds of slots: `linformers` (learned), `content`, `opened` (segment means, of which a query opens four).
+        Kinds of slots: `linformers` (learned), `content`, `opened` (segment means; a query opens four of them).
     """
     from linformers.experiments import decode as experiment
 
     common = common or Common()
     given = common.given(threads=common.threads, positions=positions, channels=channels, depth=depth, k=k, slots=slots)
     quick: dict[str, Any] = {"positions": (1000, 8000), "channels": 128, "depth": 2, "tokens": 16, "rounds": 3}
-    settings = experiment.Settings(**(quick | given if common.quick else given))
+    settings = experiment.Settings(**common.sizes(given, quick))
     steps = len(settings.slots) * len(settings.positions) * (settings.rounds + 2)
     measure(experiment.run, settings, steps, common, tables, x="position")
 

@@ -1,16 +1,15 @@
 """``linformers bench memory``: the peak memory of a training step."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.table import Table
 
-from linformers.cli.bench.common import Common, measure
+from linformers.cli.bench.common import Common, Sizes, measure
 
 
 def memory(
     *,
-    lengths: Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")] = None,
+    lengths: Sizes = None,
     channels: int | None = None,
     k: int | None = None,
     depth: int | None = None,
@@ -42,12 +41,12 @@ def memory(
     )
     given |= {"ff": 4 * channels} if channels else {}
     quick: dict[str, Any] = {"lengths": (2048,)}  # each number takes a process
-    settings = experiment.Settings(**({**quick, **given} if common.quick else given))
+    settings = experiment.Settings(**common.sizes(given, quick))
     measure(experiment.run, settings, len(settings.lengths), common, tables, y="peak")
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """Bytes, and bytes a number of the input."""
+    """Peak memory, also as a multiple of the input's size."""
     from linformers.experiments.bench_results import megabytes, pivot
 
     title = "peak memory of a training step (in brackets: as a multiple of the input)"

@@ -1,17 +1,16 @@
 """``linformers bench peers``: one attention layer against those of other packages."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.table import Table
 
-from linformers.cli.bench.common import Common, measure
+from linformers.cli.bench.common import Common, Names, Sizes, measure
 
 
 def peers(
     *,
-    lengths: Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")] = None,
-    contenders: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    lengths: Sizes = None,
+    contenders: Names = None,
     memory: bool = True,
     longest_full: int | None = None,
     common: Common | None = None,
@@ -30,9 +29,9 @@ def peers(
         Compare with these only: linformer, linformer-pytorch, "torch MHA", "torch SDPA", nystrom-attention, performer-pytorch,
         local-attention.
     memory
-        Measure the peak memory too, in a process for each.
+        Also measure the peak memory, each in a process of its own.
     longest_full
-        The longest input that full attention gets; its time grows with the square.
+        Full attention is not run on more positions than this; its time grows with their square.
     """
     from linformers.experiments import peers as experiment
 
@@ -42,7 +41,7 @@ def peers(
     given = common.given(
         threads=common.threads, sizes=sizes, contenders=contenders, memory=memory, longest_full=longest_full
     )
-    settings = experiment.Settings(**({**quick, **given, "memory": False} if common.quick else given))
+    settings = experiment.Settings(**common.sizes(given, quick, memory=False))
     measure(experiment.run, settings, 2 * len(settings.sizes), common, tables)
 
 

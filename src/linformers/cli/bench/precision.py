@@ -1,16 +1,15 @@
 """``linformers bench precision``: float32, bfloat16, int8 and compiled."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.table import Table
 
-from linformers.cli.bench.common import Common, measure
+from linformers.cli.bench.common import Common, Sizes, measure
 
 
 def precision(
     *,
-    lengths: Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")] = None,
+    lengths: Sizes = None,
     channels: int | None = None,
     k: int | None = None,
     compiled: bool = True,
@@ -37,7 +36,7 @@ def precision(
     given = common.given(threads=common.threads, lengths=lengths, d=channels, k=k, compiled=compiled)
     given |= {"ff": 4 * channels} if channels else {}
     quick: dict[str, Any] = {"lengths": (512,), "rounds": 2, "budget": 5.0}
-    settings = experiment.Settings(**({**quick, **given, "compiled": False} if common.quick else given))
+    settings = experiment.Settings(**common.sizes(given, quick, compiled=False))
     measure(experiment.run, settings, len(settings.lengths), common, tables)
 
 

@@ -1,20 +1,19 @@
 """``linformers bench stream``: one encoder layer over very long inputs."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.table import Table
 
-from linformers.cli.bench.common import Common, measure
+from linformers.cli.bench.common import Common, Names, Sizes, measure
 
 
 def stream(
     *,
-    lengths: Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")] = None,
+    lengths: Sizes = None,
     channels: int | None = None,
     k: int | None = None,
     chunk: int | None = None,
-    slots: Annotated[list[str] | None, Parameter(consume_multiple=True, negative="")] = None,
+    slots: Names = None,
     memory: bool = True,
     common: Common | None = None,
 ) -> None:
@@ -35,7 +34,7 @@ def stream(
     slots
         Kinds of slots: `linformers` (learned), `content`.
     memory
-        Measure the working memory too, in a process for each.
+        Also measure the working memory, each in a process of its own.
     """
     from linformers.experiments import streaming as experiment
 
@@ -45,7 +44,7 @@ def stream(
     )
     given |= {"ff": 4 * channels} if channels else {}
     quick: dict[str, Any] = {"lengths": (4096, 16384)}
-    settings = experiment.Settings(**({**quick, **given, "memory": False} if common.quick else given))
+    settings = experiment.Settings(**common.sizes(given, quick, memory=False))
     steps = len(settings.slots) * len(settings.lengths) * (settings.rounds + settings.memory)
     measure(experiment.run, settings, steps, common, tables)
 

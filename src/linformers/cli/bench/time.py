@@ -41,7 +41,7 @@ def time(
     framework
         The framework of the layer: PyTorch or Keras.
     quick
-        Two inputs of 200 tokens, whatever the other options say.
+        Two inputs of 200 tokens; --sequence-length and --batch-size are ignored.
     """
     from linformers.experiments import prediction_time
 

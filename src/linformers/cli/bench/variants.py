@@ -1,16 +1,15 @@
 """``linformers bench variants``: every sharing mode and method, beside a peer."""
 
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.table import Table
 
-from linformers.cli.bench.common import Common, measure
+from linformers.cli.bench.common import Common, Sizes, measure
 
 
 def variants(
     *,
-    lengths: Annotated[list[int] | None, Parameter(consume_multiple=True, negative="")] = None,
+    lengths: Sizes = None,
     channels: int | None = None,
     heads: int | None = None,
     k: int | None = None,
@@ -36,7 +35,7 @@ def variants(
     common = common or Common()
     given = common.given(threads=common.threads, lengths=lengths, d=channels, heads=heads, k=k)
     quick: dict[str, Any] = {"lengths": (512, 1024), "rounds": 2, "budget": 5.0}
-    settings = experiment.Settings(**({**quick, **given} if common.quick else given))
+    settings = experiment.Settings(**common.sizes(given, quick))
     measure(experiment.run, settings, 2 * len(settings.lengths), common, tables)
 
 
