@@ -49,7 +49,7 @@ def finite(*tensors: Tensor | None) -> bool:
     return all(x.isfinite().all() for x in tensors if x is not None)
 
 
-@bounded(500)
+@bounded(150)
 @given(st.data())
 def test_layers(data):
     draw = data.draw
@@ -177,7 +177,7 @@ def check(model, x: Tensor, keep: Tensor | None, causal: bool) -> None:
             torch.testing.assert_close(earlier, rows[:, :cut].detach(), rtol=1e-8, atol=1e-8)
 
 
-@bounded(200)
+@bounded(60)
 @given(st.data())
 def test_stacks_and_text_models(data):
     draw = data.draw
@@ -229,7 +229,7 @@ def check_generation(model: LinformerLM, ids: Tensor) -> None:
             torch.testing.assert_close(chosen, logits.amax(1), rtol=1e-8, atol=1e-8)
 
 
-@bounded(80)
+@bounded(25)
 @given(st.data())
 def test_encoders_with_decoders(data):
     draw = data.draw

@@ -113,7 +113,9 @@ class LinearMultiheadAttention(TorchMaps):
         given(proj_k=proj_k, local_window=local_window, open_slots=open_slots, dropout=dropout)
         whole(proj_k=proj_k)
         at_least_one(proj_k=proj_k)
-        at_most("seq_len", seq_len, SIZE)
+        sizes = {"seq_len": seq_len, "proj_k": proj_k, "block_size": block_size, "local_window": local_window}
+        for name, size in sizes.items():
+            at_most(name, size, SIZE)
         one_of("param_sharing", param_sharing, SHARINGS)
         whole(local_window=local_window, open_slots=open_slots, open_reach=open_reach)
         share(dropout=dropout)
