@@ -3,7 +3,7 @@
 Each cell (task, contender, seed) is one line of a file of JSON lines; a cell that is in the file is not run again. For example:
 
     python benchmarks/quality.py clm --text corpus/ --seeds 3 --out results.jsonl
-    python benchmarks/quality.py mqar --n 64 --pairs 4 --k 16 --block 8 --vocabulary 1024 --contenders full "causal local" "causal content"
+    python benchmarks/quality.py mqar --mixture 64/4 128/8 256/16 --n 256 --k 64 --block 8 --vocabulary 1024 --contenders full "causal opened"
     python benchmarks/quality.py --table results.jsonl
 """
 
@@ -87,11 +87,20 @@ def associations(batch: int, n: int, pairs: int, vocabulary: int, g: torch.Gener
     return x.scatter(1, place, keys), y.scatter(1, place, values)
 
 
+def size(written: str) -> tuple[int, int]:
+    """Length and pairs of ``"64/4"``."""
+    n, pairs = written.split("/")
+    return int(n), int(pairs)
+
+
 def batch_of(
     task: str, text: Text | None, args: argparse.Namespace, g: torch.Generator, held: bool, n: int
 ) -> tuple[Tensor, Tensor]:
     """Inputs and targets, both ``(batch, n)``; IGNORED where nothing is scored."""
     batch = args.batch
+    if task == "mqar" and args.mixture and not held:  # one of the sizes, as many tokens in each batch
+        n, pairs = size(args.mixture[int(torch.randint(len(args.mixture), (), generator=g))])
+        return associations(batch * args.n // n, n, pairs, args.vocabulary, g)
     if task == "mqar":
         return associations(batch, n, args.pairs, args.vocabulary, g)
     if task in ("mlm", "clm"):
@@ -141,6 +150,13 @@ CONTENDERS: dict[str, dict[str, Any]] = {
 }
 
 
+def open_share(model: LinformerLM, share: int, n: int) -> None:
+    """Let queries open as many slots as a sequence of ``n`` has for each ``share`` positions; opened slots have no parameters."""
+    for module in model.modules():
+        if getattr(module, "opens", None) is not None:
+            module.opens = module.opens._replace(slots=max(1, n // share))
+
+
 def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.Namespace) -> dict[str, Any]:
     """Train one cell, and evaluate it on held-out data."""
     torch.manual_seed(seed)
@@ -186,6 +202,8 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
     began = time.perf_counter()
     for _ in range(args.steps):
         x, y = batch_of(task, text, args, generator, False, args.n)
+        if args.open_share:
+            open_share(model, args.open_share, x.shape[1])
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten(), ignore_index=IGNORED)
         optimizer.zero_grad()
         loss.backward()
@@ -193,7 +211,14 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
         optimizer.step()
         schedule.step()
     seconds = time.perf_counter() - began
-    found = {"seconds_per_step": seconds / args.steps, **test(model, task, text, args, args.n)}
+    found = {"seconds_per_step": seconds / args.steps}
+    for written in args.mixture:
+        n, args.pairs = size(written)
+        for times in range(1, args.stretch + 1):  # a longer input has the same number of pairs
+            found[f"accuracy at {n * times}/{args.pairs}"] = test(model, task, text, args, n * times)["accuracy"]
+    if args.mixture:
+        return found
+    found |= test(model, task, text, args, args.n)
     if args.stretch > 1:
         found |= {
             f"longer_{name}": value for name, value in test(model, task, text, args, args.n * args.stretch).items()
@@ -205,6 +230,8 @@ def run(task: str, contender: str, seed: int, text: Text | None, args: argparse.
 def test(model: LinformerLM, task: str, text: Text | None, args: argparse.Namespace, n: int) -> dict[str, float]:
     """Loss and accuracy on held-out data of length ``n``."""
     model.eval()
+    if args.open_share:
+        open_share(model, args.open_share, n)
     generator = torch.Generator().manual_seed(12345)
     total, right, count = 0.0, 0, 0
     for _ in range(args.eval_batches):
@@ -225,6 +252,18 @@ def table(path: str) -> None:
         setting = " ".join(f"{k}={v}" for k, v in cell["setting"].items() if k not in ("contender", "seed"))
         groups[setting][cell["setting"]["contender"]].append(cell)
     for setting, contenders in groups.items():
+        first = next(iter(contenders.values()))[0]
+        sizes = [name for name in first if name.startswith("accuracy at ")]
+        if sizes:
+            print(
+                f"\n{setting}\n| contender | seeds | {' | '.join(sizes)} | s/step |\n|---|---|{'---|' * len(sizes)}---|"
+            )
+            for name, cells in contenders.items():
+                shown = (", ".join(f"{x[column]:.3f}" for x in cells) for column in sizes)
+                print(
+                    f"| {name} | {len(cells)} | {' | '.join(shown)} | {min(x['seconds_per_step'] for x in cells):.3f} |"
+                )
+            continue
         print(
             f"\n{setting}\n| contender | seeds | loss | accuracy | longer: accuracy | share of full's gain (loss) | s/step |\n|---|---|---|---|---|---|---|"
         )
@@ -262,8 +301,14 @@ def main() -> None:
     parser.add_argument("--k", type=int, default=64)
     parser.add_argument("--block", type=int, default=0, help="positions of a block of causal contenders, if not 64")
     parser.add_argument("--pairs", type=int, default=4, help="keys with their values, for mqar")
+    parser.add_argument(
+        "--mixture", nargs="+", default=[], help="sizes of mqar, length/pairs: one model learns and is tested on all"
+    )
     parser.add_argument("--stretch", type=int, default=1, help="test also at this many times the length of training")
     parser.add_argument("--open-slots", type=int, default=0, help="slots that a query opens, if not 4")
+    parser.add_argument(
+        "--open-share", type=int, default=0, help="slots that a query opens: one for each N positions of the input"
+    )
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--depth", type=int, default=2)
@@ -302,7 +347,7 @@ def main() -> None:
         "positions",
         *(
             name
-            for name in ("block", "pairs", "open_slots", "stretch")
+            for name in ("block", "pairs", "mixture", "open_slots", "open_share", "stretch")
             if getattr(args, name) != parser.get_default(name)
         ),
     )

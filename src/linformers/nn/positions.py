@@ -9,8 +9,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-Rotate = Callable[[Tensor], Tensor]
-
 
 class SinusoidalPositions(nn.Module):
     """Fixed sine and cosine waves of decreasing frequency, for any length."""
@@ -42,6 +40,9 @@ class Rotation(NamedTuple):
         a, b = x.chunk(2, -1)
         cos, sin = self.cos.to(x.dtype), self.sin.to(x.dtype)
         return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+
+
+Rotate = Rotation | Callable[[Tensor], Tensor]  # to a type checker, a tuple that can be called is no Callable
 
 
 def rotary_positions(positions: Tensor, head_dim: int, base: float = 10000.0) -> Rotation:
