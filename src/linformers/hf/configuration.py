@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from linformers import limits
 from linformers.checks import one_of
-from linformers.files.checked import of_type
+from linformers.files.checked import of_type, whole
 from linformers.models.options import CHOICES, Shared
 from linformers.ops.blocks import block_sizes
 
@@ -135,6 +135,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
                 f"this configuration has format {self.linformers_format}, and this version of linformers reads up to {FORMAT}; "
                 "install a newer one: pip install --upgrade linformers"
             )
+        whole(0, limits.VOCABULARY)(kwargs.get("num_labels", 0), "num_labels")  # transformers makes a table of them
         self.proj_k = self.slots
         super().__post_init__(**kwargs)
         if self.is_encoder_decoder:
@@ -319,4 +320,8 @@ class LinformerConfig(Shared, PreTrainedConfig):
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
 
-TYPES = dict(LinformerConfig.__annotations__)
+TYPES = {
+    name: hint
+    for name, hint in (Shared.__annotations__ | LinformerConfig.__annotations__).items()
+    if hint is not Any  # of `method`, whose choices are checked
+}
