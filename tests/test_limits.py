@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from linformers import limits
+from linformers import Linformer, limits
 from linformers.cli import launch
 from linformers.hf import LinformerConfig, LinformerForCausalLM, LinformerForMaskedLM, LinformerForSeq2SeqLM
 from linformers.training import Settings
@@ -131,3 +131,9 @@ def test_lengths_of_a_linearised_model():
         linearize(layer, k=5, max_len=HUGE)
     with pytest.raises(ValueError, match="parameters, more than the limit"):
         linearize(layer, k=2**30, max_len=2**30, method="learnable")
+
+
+@pytest.mark.parametrize(("name", "most"), [("depth", 10_000), ("channels", 2**31 - 1), ("input_size", 2**31 - 1)])
+def test_stacks_refuse_them_too(name, most):
+    with pytest.raises(ValueError, match=f"{name} must be at most {most:,}, got 1,000,000,000,000"):
+        Linformer(**{"input_size": 12, "channels": 8, "dim_k": 6, name: HUGE})

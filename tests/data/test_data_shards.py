@@ -225,7 +225,7 @@ def test_shards_have_about_as_much_and_everything_once():
         assert [i for one in found for i in one] == list(range(count))
         assert all(found)
         sizes = [sum(corpus.units[i] for i in one) for one in found]
-        assert max(sizes) <= sum(corpus.units) / of + max(corpus.units) * 2
+        assert max(sizes) <= sum(corpus.units) / of + max(corpus.units)
 
 
 def test_pieces_are_read_as_one_array():

@@ -99,6 +99,12 @@ def test_own_module_keeps_masked_content_out():
 # Errors
 
 
+@pytest.mark.parametrize("given", [{"method": "mean"}, {"method": torch.zeros(13, 7)}, {"start": "segments"}])
+def test_what_makes_a_projection_contradicts_one_that_is_lent(given):
+    with pytest.raises(ValueError, match=f"{next(iter(given))} has no meaning beside projection"):
+        LinearMultiheadAttention(E, 2, projection=torch.zeros(13, 7), **given)
+
+
 @pytest.mark.parametrize("handed", ["projection", "method"])
 def test_a_default_value_that_is_given_counts_like_any_other(handed):
     lent = torch.zeros(13, 7)

@@ -153,11 +153,13 @@ def test_weights_that_are_a_pickle(runs, tmp_path):
     shutil.copytree(runs / "clm", tmp_path / "run")
     final = tmp_path / "run" / "final"
     (final / "model.safetensors").rename(final / "pytorch_model.bin")
-    (final / "pytorch_model.bin").write_bytes(pickle.dumps(Payload()))
+    (final / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(), protocol=2))
     found = json.loads((final / "manifest.json").read_text())
     del found["files"]["model.safetensors"]
     (final / "manifest.json").write_text(json.dumps(found))
-    with pytest.raises((ValueError, OSError), match="cannot read the model of"):
+    with pytest.raises(
+        ValueError, match=r"cannot read the model of .*: it is damaged, or a pickle with more in it than tensors"
+    ):
         _ = load_run(tmp_path / "run").model
 
 

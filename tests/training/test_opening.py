@@ -223,3 +223,11 @@ def test_where_a_run_is_made_is_left_as_it_was(data, tmp_path):
     with pytest.raises(ValueError, match="--width"):
         run("mlm", data["mlm"], tmp_path / "run", width=15)
     assert list(Path(tmp_path / "run").iterdir()) == []
+
+
+def test_a_loop_of_links_is_an_error_in_words(tmp_path):
+    (tmp_path / "one").symlink_to(tmp_path / "two")
+    (tmp_path / "two").symlink_to(tmp_path / "one")
+    with pytest.raises(OSError, match=r"one is a broken link, or part of a loop of links"):
+        train(Settings(data=(str(tmp_path / "one"),)), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()

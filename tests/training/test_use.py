@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -259,3 +260,13 @@ def test_lines_say_how_many_content_slots_are_alive_and_a_crash_changes_none(dat
     assert again["slots_alive"] == results["slots_alive"]
     assert [line["slots_alive"] for line in rows(tmp_path / "stopped") if "slots_alive" in line] == found
     assert weights(tmp_path / "stopped") == weights(tmp_path / "run")
+
+
+def test_a_part_of_a_run_is_no_damaged_run(trained, tmp_path):
+    run = trained["mlm"].directory
+    for part in (run / "final", next(run.glob("checkpoint-*"))):
+        with pytest.raises(ValueError, match=f"^{part} holds a saved model, not a run; give that of the run, {run}$"):
+            load_run(part)
+    shutil.copytree(run / "final", tmp_path / "alone")
+    with pytest.raises(ValueError, match=r"not a run; give the directory of a run$"):
+        load_run(tmp_path / "alone")

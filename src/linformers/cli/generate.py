@@ -82,6 +82,8 @@ def generate(
         sys.stdout.write(text)
         sys.stdout.flush()
 
+    if opened.task == "clm":
+        _ = opened.tokenizer, opened.model  # a file that cannot be read is reported before any text is printed
     for prompt in given:
         if opened.task == "clm":
             show(prompt)

@@ -72,10 +72,11 @@ def units_of(corpus: Corpus, number: int, of: int) -> range:
             f"{corpus.name}: got {of} shards for {count} {'file' if count == 1 else 'files'} (or thousands of rows of a saved dataset), which are "
             f"not divided; use at most {count} {'shard' if count == 1 else 'shards'}, or split the files"
         )
-    ends = np.cumsum(np.asarray(corpus.units, np.int64))
+    sizes = np.asarray(corpus.units, np.int64)
+    ends = np.cumsum(sizes)
     cuts = [0]
     for i in range(1, of):
-        near = int(np.searchsorted(ends, ends[-1] * i / of, side="right"))
+        near = int(np.searchsorted(ends - sizes / 2, ends[-1] * i / of, side="right"))
         cuts.append(min(max(near, cuts[-1] + 1), count - of + i))
     return range(*[*cuts, count][number : number + 2])
 

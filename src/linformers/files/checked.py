@@ -155,6 +155,8 @@ def reading(what: object, advice: str = "") -> Iterator[None]:
             raise
         text = " ".join(str(error).split())
         why = text[:400] if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text[:400]}"
+        if type(error).__name__ == "UnpicklingError":  # torch's own message advises to run what the file brings along
+            why = "it is damaged, or a pickle with more in it than tensors, which is not run"
         raise ValueError(f"cannot read {what}: {why}" + (f"; {advice}" if advice else "")) from error
 
 

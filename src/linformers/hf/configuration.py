@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from linformers import limits
 from linformers.checks import one_of
-from linformers.files.checked import of_type
+from linformers.files.checked import of_type, whole
 from linformers.models.options import CHOICES, Shared
 from linformers.ops.blocks import block_sizes
 
@@ -127,6 +127,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
             if meant := difflib.get_close_matches(name, names, 1, cutoff=0.9):
                 raise ValueError(f"LinformerConfig has no option {name!r}; did you mean {meant[0]!r}?")
         self._check_types()  # before the sizes are used below
+        whole(0, limits.VOCABULARY)(kwargs.get("num_labels", 0), "num_labels")  # transformers makes a table of them
         self.proj_k = self.slots
         super().__post_init__(**kwargs)
         if self.is_encoder_decoder:
@@ -311,4 +312,8 @@ class LinformerConfig(Shared, PreTrainedConfig):
                 raise ValueError(f"{name} must be at least 1, got {value}")
 
 
-TYPES = dict(LinformerConfig.__annotations__)
+TYPES = {
+    name: hint
+    for name, hint in (Shared.__annotations__ | LinformerConfig.__annotations__).items()
+    if hint is not Any  # of `method`, whose choices are checked
+}

@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
+from linformers import limits
 from linformers.checks import at_least, at_least_one, one_of
 from linformers.nn.feedforward import ACTIVATIONS
 from linformers.projections.dense import STARTS
@@ -131,6 +132,9 @@ class StackOptions(Shared):
     def __post_init__(self) -> None:
         at_least_one(dim_k=self.dim_k if isinstance(self.dim_k, int) else min(self.dim_k, default=1))
         at_least_one(**{name: getattr(self, name) for name in SIZES})
+        limits.at_most("depth", self.depth, limits.LAYERS)
+        for name in ("input_size", "channels", "dim_k", "dim_ff", "dim_d", "nhead"):
+            limits.at_most(name, getattr(self, name), limits.SIZE)
         self.check_shared()
         for name in ("activation", "checkpoint_level", "parameter_sharing"):
             one_of(name, getattr(self, name), CHOICES[name])

@@ -117,6 +117,9 @@ class LinearMultiheadAttention(TorchMaps):
             if value and (add_bias_kv or add_zero_attn):
                 extra = "add_bias_kv" if add_bias_kv else "add_zero_attn"
                 raise ValueError(f"{extra}=True cannot be combined with {name}={value}")
+        for name, value, default in (("method", method, "learnable"), ("start", start, "random")):
+            if projection is not None and not (isinstance(value, str) and value == default):
+                raise ValueError(f"{name} has no meaning beside projection, which is used as it is; leave {name} out")
         not_negative(local_window=local_window, open_slots=open_slots)
         at_least_one(open_reach=open_reach)
         if open_reach is not None and not open_slots:

@@ -179,7 +179,12 @@ def load_run(directory: Path | str) -> Run:
     if not path.is_file():
         what = "has no config.json" if directory.is_dir() else "is not a directory"
         raise ValueError(f"{directory} {what}; give the directory of a run, which `linformers train --out` makes")
+    instead = "give the directory of a run, or restore the file"
     try:
+        if "model_type" in read_object(path):  # the configuration of a model, as in final/
+            inside = (directory.parent / CONFIG).is_file()
+            instead = f"give that of the run, {directory.parent}" if inside else "give the directory of a run"
+            raise ValueError(f"{directory} holds a saved model, not a run")
         about = read_object(path, {"settings": an_object}, OF_CONFIG)
         with damaged(path):
             check_types(about["settings"])
@@ -188,7 +193,7 @@ def load_run(directory: Path | str) -> Run:
                 values.pop("long", None)  # earlier versions accepted it with every task, and ignored it
             settings = Settings(**{**DEFAULTS, **values}).filled()  # the run may be from a version without some setting
     except ValueError as error:
-        raise ValueError(f"{error}; give the directory of a run, or restore the file") from None
+        raise ValueError(f"{error}; {instead}") from None
     return Run(directory, settings, about)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -180,7 +181,8 @@ def sources(settings: Settings) -> str:
 
 def names_own_data(settings: Settings, out: Path) -> bool:
     """Whether ``data`` names the directory inside the run where text would be prepared: then that directory belongs to the user."""
-    return bool(settings.data) and any(Path(name).resolve() == (out / DATA).resolve() for name in settings.data)
+    own = os.path.realpath(out / DATA)  # Path.resolve raises a RuntimeError for a loop of links
+    return bool(settings.data) and any(os.path.realpath(name) == own for name in settings.data)
 
 
 def default_listops(n: int) -> "ListOps":
