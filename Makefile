@@ -15,7 +15,8 @@ QUICK := $(filter-out tests/ops/test_opened%,$(wildcard tests/ops/test_*.py)) te
 	$(addprefix nn/test_,laws.py memory.py causal.py multihead.py multihead_arguments.py long.py) \
 	$(addprefix models/test_,stack_identity.py stack_padding.py stack_causal.py streaming.py) \
 	hf/test_hf_core.py saved)
-.PHONY: demo test thorough quick lint types tests site $(KERAS) clean
+FUZZ := 3000
+.PHONY: demo test thorough fuzz packages quick lint types tests site $(KERAS) clean
 
 # A causal model at a length where Linformer pays, with the same time for each kind of attention.
 # The same command again goes on where it was stopped, or only shows the table.
@@ -34,6 +35,14 @@ thorough: lint
 	$(MAKE) -j 2 $(KERAS) types CHOICE=
 	$(MAKE) tests CHOICE=
 	$(MAKE) site
+
+# Thousands of random layers, models and calls, each time others: right, or refused with an error of this package.
+fuzz: $(VENV)/.dev
+	LINFORMERS_FUZZ=$(FUZZ) $(PYTEST) tests/test_fuzz.py
+
+# Wheel and sdist in clean environments, with and without each extra; needs an index for the build backend. Before a release.
+packages: $(VENV)/.dev
+	$(BIN)/python tests/packages.py
 
 # What a change most likely breaks, in less than 90 seconds.
 quick: lint

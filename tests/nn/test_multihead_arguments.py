@@ -134,7 +134,7 @@ def test_slots_that_contradict_a_causal_projection_are_an_error():
         ({"num_heads": 0}, r"got embed_dim=6 and num_heads=0"),
         ({"dropout": 1.5}, r"dropout must be between 0 and 1, got 1\.5"),
         ({"dropout": -0.1}, r"dropout must be between 0 and 1, got -0\.1"),
-        ({"seq_len": 0}, r"max_len must be at least 1, got 0"),
+        ({"seq_len": 0}, r"seq_len must be at least 1, got 0"),
         ({"proj_k": 0}, r"k must be at least 1, got 0"),
         ({"param_sharing": "heads"}, r"'none', 'headwise', 'kv', 'layerwise'; got 'heads'"),
         ({"method": "conv"}, r"'learnable', 'convolution', 'mean', 'max', 'no_params', 'content'; got 'conv'"),

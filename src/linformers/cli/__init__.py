@@ -27,6 +27,7 @@ from linformers.cli.plot import plot
 from linformers.cli.prepare import prepare
 from linformers.cli.quiet import quiet
 from linformers.cli.report import report
+from linformers.cli.selftest import selftest
 from linformers.cli.spectrum import spectrum
 from linformers.cli.train import train
 from linformers.extras import needed
@@ -51,6 +52,7 @@ app.command(heads)
 app.command(plot)
 app.command(report)
 app.command(spectrum)
+app.command(selftest)
 app.register_install_completion_command(help="Install completion for the shell in use, or for --shell.")
 
 

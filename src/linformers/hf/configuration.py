@@ -17,6 +17,7 @@ from linformers.models.options import CHOICES, Shared
 from linformers.ops.blocks import block_sizes
 
 DEFAULT_SLOTS = 256
+FORMAT = 1  # of the options; a larger number in a file means options that this version would silently ignore
 
 
 class LinformerConfig(Shared, PreTrainedConfig):
@@ -74,6 +75,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
         eos_token_id: of the end of a text.
         tie_word_embeddings: use the matrix of the embedding for the output of a language model.
         use_cache: whether causal models return the decoding state.
+        linformers_format: of the options, as saved; one of a newer version of this package is refused.
 
     Raises:
         ValueError: for values that are not allowed, and for unknown names that resemble an option.
@@ -120,6 +122,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     tie_word_embeddings: bool = True
     use_cache: bool = True
+    linformers_format: int = FORMAT
 
     def __post_init__(self, **kwargs: Any) -> None:
         names = [f.name for f in fields(type(self))]
@@ -127,6 +130,11 @@ class LinformerConfig(Shared, PreTrainedConfig):
             if meant := difflib.get_close_matches(name, names, 1, cutoff=0.9):
                 raise ValueError(f"LinformerConfig has no option {name!r}; did you mean {meant[0]!r}?")
         self._check_types()  # before the sizes are used below
+        if self.linformers_format > FORMAT:
+            raise ValueError(
+                f"this configuration has format {self.linformers_format}, and this version of linformers reads up to {FORMAT}; "
+                "install a newer one: pip install --upgrade linformers"
+            )
         whole(0, limits.VOCABULARY)(kwargs.get("num_labels", 0), "num_labels")  # transformers makes a table of them
         self.proj_k = self.slots
         super().__post_init__(**kwargs)

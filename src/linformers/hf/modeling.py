@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -23,6 +24,7 @@ from linformers.labels import IGNORED
 from linformers.models.tokens import TokenStack
 from linformers.nn.attention import Attention
 from linformers.nn.layer import Layer, Trace
+from linformers.nn.mismatch import explained
 from linformers.ops.masks import blank, check_mask, readable
 from linformers.ops.span import Span, add_up, enter
 from linformers.private import is_initialized
@@ -55,13 +57,24 @@ class LinformerPreTrainedModel(PreTrainedModel):
         """Load a model, and raise an error if its weights do not match its configuration; the arguments are transformers'.
 
         Raises:
+            ValueError: if the file of the weights is damaged.
             RuntimeError: if weights have other shapes than the configuration says, or belong to other layers or projections.
         """
         wants_info, lenient = kwargs.pop("output_loading_info", False), kwargs.pop("ignore_mismatched_sizes", False)
         load: Any = super().from_pretrained
-        model, info = load(
-            pretrained_model_name_or_path, *model_args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
-        )
+        kwargs.setdefault("use_safetensors", True)  # all files of this package are; a pickle is not even looked for
+        try:
+            model, info = load(
+                pretrained_model_name_or_path,
+                *model_args,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **kwargs,
+            )
+        except SafetensorError as error:
+            raise ValueError(
+                f"the weights of {pretrained_model_name_or_path} are damaged: {error}; save them again, or restore them"
+            ) from error
         if pretrained_model_name_or_path is not None and not lenient:
             check_loaded(str(pretrained_model_name_or_path), info, model)
         return (model, info) if wants_info else model
@@ -192,6 +205,12 @@ class LinformerModel(LinformerPreTrainedModel):
             raise TypeError(f"expected an nn.Embedding, got {type(value).__name__}")
         self.body.token_emb = value
 
+    @explained(
+        "inputs_embeds",
+        "encoder_hidden_states",
+        ids=("input_ids", "token_type_ids"),
+        masks=("attention_mask", "encoder_attention_mask"),
+    )
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -351,10 +370,25 @@ def token_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None
         count: divide by this instead of the number of labels: the number in all batches whose gradients are accumulated. If None and a
             sequence is split over processes, the labels of all processes are counted, so that their losses add up to the mean.
     """
+    check_labels(labels, logits)
     labels = labels.to(logits.device).flatten()
     total = F.cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
     count = add_up((labels != IGNORED).sum()).clamp(min=1) if count is None else count
     return total / (count.to(total.device) if isinstance(count, Tensor) else count)
+
+
+def check_labels(labels: Tensor, logits: Tensor) -> None:
+    """Raise a ValueError for labels that do not fit ``(..., v)`` logits; on other devices than the CPU, whatever their values are."""
+    if labels.numel() != logits.shape[:-1].numel():
+        raise ValueError(f"got labels of shape {tuple(labels.shape)} for logits of shape {tuple(logits.shape)}")
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ValueError(f"labels must be integers, got {labels.dtype}; try labels.long()")
+    if labels.device.type == "cpu" and readable(labels) and labels.numel():
+        known = labels.masked_fill(labels == IGNORED, 0)
+        low, high = int(known.min()), int(known.max())
+        if low < 0 or high >= logits.shape[-1]:
+            wrong = low if low < 0 else high
+            raise ValueError(f"labels must be from 0 to {logits.shape[-1] - 1}, or {IGNORED} for none, got {wrong}")
 
 
 def join(weights: tuple[Tensor | None, ...]) -> Tensor | None:

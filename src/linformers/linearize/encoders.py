@@ -81,6 +81,9 @@ AUTO_CLASSES = {
 ATTENTIONS = tuple(architecture.attention for architecture in ARCHITECTURES.values())
 
 
+SETTINGS = ("max_len", "slots", "method", "sharing", "local_window", "open_slots")
+
+
 class LinearizedConfig(PreTrainedConfig):
     """What the configuration of every linearised model adds to that of its original.
 
@@ -103,6 +106,11 @@ class Linearized:
         if config.linformers is None:
             raise ValueError(
                 f"{type(config).__name__} has no `linformers` settings; make the model with linearize(...)"
+            )
+        if unknown := sorted(set(config.linformers) - set(SETTINGS)):
+            raise ValueError(
+                f"the model has the setting {unknown[0]!r}, which this version of linformers does not know; install a newer one: "
+                "pip install --upgrade linformers"
             )
         if attention_name(config) is None:
             set_attention_name(config, IMPLEMENTATION)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from linformers import limits
-from linformers.checks import one_of
+from linformers.checks import at_least_one, one_of, whole
 from linformers.linearize import modules
 from linformers.linearize.calibrate import Batch, Sample, fit, slots_for
 from linformers.linearize.positions import POSITIONS, check_positions, stretch
@@ -150,6 +150,8 @@ def linearize(
         fit_steps,
         positions,
     )
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a torch module, got {type(model).__name__}")
     check(plan)
     encoders = _encoders(model)
     for _, encoder in encoders:
@@ -193,8 +195,10 @@ def check(plan: Plan) -> None:
     one_of("causal", plan.causal, CAUSAL)
     one_of("cross", plan.cross, CROSS)
     one_of("positions", plan.positions, POSITIONS)
-    if plan.max_len < 1:
-        raise ValueError(f"max_len must be at least 1, got {plan.max_len}")
+    whole(max_len=plan.max_len, local_window=plan.local_window, open_slots=plan.open_slots, fit_steps=plan.fit_steps)
+    if not isinstance(plan.k, str):
+        whole(**({f"k[{i}]": one for i, one in enumerate(plan.k)} if isinstance(plan.k, Sequence) else {"k": plan.k}))
+    at_least_one(max_len=plan.max_len)
     limits.at_most("max_len", plan.max_len, limits.SIZE)
     check_opening(plan.open_slots, plan.method)
     if plan.local_window < 0 or plan.fit_steps < 0:

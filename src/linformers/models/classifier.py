@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from linformers.models.options import ClassifierOptions, TokenOptions, arguments, takes
 from linformers.models.tokens import TokenStack
+from linformers.nn.mismatch import explained
 from linformers.ops.masks import blank
 from linformers.ops.precision import mean_of, single, weighted_sum
 from linformers.ops.span import WHOLE, Span, enter, refuse
@@ -41,6 +42,7 @@ class LinformerClassifier(nn.Module):
         self.weigh = nn.Linear(self.body.emb_dim, 1) if options.pooling == "attention" else None
         self.to_classes = nn.Linear(self.body.emb_dim, options.num_classes)
 
+    @explained(ids=("tokens",), masks=("mask",))
     def forward(self, tokens: Tensor, mask: Tensor | None = None, *, need_weights: bool = False) -> Any:
         """Token ids ``(b, n)``, True in ``mask`` where they are real, to class logits ``(b, num_classes)``."""
         span = enter(self, tokens, mask, partial(self.body.check, tokens, mask))

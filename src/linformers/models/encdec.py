@@ -15,6 +15,7 @@ from linformers.models.generation import Generation, evaluating
 from linformers.models.language import LinformerLM
 from linformers.models.options import TokenOptions
 from linformers.nn.memory import Memory
+from linformers.nn.mismatch import explained
 
 SIZES = ("num_tokens", "input_size", "channels")  # have no default: given for each side, or for both
 SHARED = tuple(field.name for field in fields(TokenOptions))
@@ -85,6 +86,7 @@ class LinformerEncDec(nn.Module):
             context_channels=self.encoder.body.emb_dim,
         )
 
+    @explained(ids=("src", "tgt"), masks=("src_mask", "tgt_mask"))
     def forward(
         self, src: Tensor, tgt: Tensor, src_mask: Tensor | None = None, tgt_mask: Tensor | None = None
     ) -> Tensor:
@@ -102,6 +104,7 @@ class LinformerEncDec(nn.Module):
         """Read a source ``(b, s)`` and prepare it for every layer of the decoder; needed once for any number of targets."""
         return self.decoder.memory(self.encoder(src, src_mask), src_mask)
 
+    @explained(ids=("src", "prompt"), masks=("src_mask", "mask"))
     def generate(
         self,
         src: Tensor,
@@ -116,6 +119,7 @@ class LinformerEncDec(nn.Module):
         memory = self._encode_source(src, src_mask)
         return self.decoder.generate(prompt, max_new_tokens, mask=mask, memory=memory, **options)
 
+    @explained(ids=("src", "prompt"), masks=("src_mask", "mask"))
     def stream(
         self,
         src: Tensor,

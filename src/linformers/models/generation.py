@@ -10,6 +10,7 @@ from typing import Protocol, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
+from linformers.checks import finite, whole
 from linformers.nn.state import DecodingState
 
 
@@ -63,8 +64,8 @@ def generate(model: Prompted, prompt: Tensor, max_new_tokens: int, **options: Un
     Raises:
         ValueError: for values that are not allowed.
     """
+    check_options(max_new_tokens, options)
     if options.get("num_beams", 1) > 1:
-        check_options(max_new_tokens, options)
         return _beam_search(model, prompt, max_new_tokens, options)
     return torch.cat([prompt, torch.stack(list(stream(model, max_new_tokens, **options)), 1)], 1)
 
@@ -97,6 +98,9 @@ def check_options(max_new_tokens: int, options: Generation) -> None:
     """Raise a ValueError for values that are not allowed."""
     beams, temperature = options.get("num_beams", 1), options.get("temperature", 0.0)
     top_k, top_p = options.get("top_k"), options.get("top_p")
+    whole(max_new_tokens=max_new_tokens, top_k=top_k, num_beams=beams, seed=options.get("seed"))
+    whole(eos_token=options.get("eos_token"), pad_token=options.get("pad_token"))
+    finite(temperature=temperature, top_p=top_p, length_penalty=options.get("length_penalty"))
     unknown = set(options) - set(Generation.__annotations__)
     for wrong, message in (
         (unknown, f"unknown options {sorted(unknown)}; there are {sorted(Generation.__annotations__)}"),

@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linformers.checks import whole
 from linformers.models.generation import Generation, evaluating, generate, stream
 from linformers.models.options import LanguageOptions, TokenOptions, arguments, takes
 from linformers.models.tokens import TokenStack
 from linformers.nn.memory import Memory
+from linformers.nn.mismatch import explained
 from linformers.nn.state import DecodingState
 
 
@@ -54,6 +56,7 @@ class LinformerLM(nn.Module):
         has_output = not (options.return_emb or options.tie_weights)
         self.to_logits = nn.Linear(self.body.emb_dim, options.num_tokens) if has_output else None
 
+    @explained("context", ids=("tokens",), masks=("mask", "context_mask"))
     def forward(
         self,
         tokens: Tensor,
@@ -113,6 +116,7 @@ class LinformerLM(nn.Module):
         """The next token of each row, ``(b,)``, to the logits of the one after it, ``(b, num_tokens)``."""
         return self.logits(self.body.step(tokens, state, keep))
 
+    @explained("context", ids=("prompt",), masks=("mask", "context_mask"))
     def generate(
         self,
         prompt: Tensor,
@@ -143,6 +147,7 @@ class LinformerLM(nn.Module):
         prompted = self._prompted(prompt, mask, memory, context, context_mask, max_new_tokens)
         return generate(prompted, prompt, max_new_tokens, **options)
 
+    @explained("context", ids=("prompt",), masks=("mask", "context_mask"))
     def stream(
         self,
         prompt: Tensor,
@@ -172,6 +177,7 @@ class LinformerLM(nn.Module):
             raise ValueError("only a causal model can generate; build it with causal=True")
         if self.return_emb:
             raise ValueError("a model with return_emb=True has no logits to generate from")
+        whole(max_new_tokens=count)
         self.body.check(prompt, mask)
         real = torch.ones_like(prompt, dtype=torch.bool) if mask is None else mask
         empty = (~real.any(1)).nonzero()

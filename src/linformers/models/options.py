@@ -10,8 +10,8 @@ from dataclasses import KW_ONLY, dataclass, fields
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
-from linformers import limits
-from linformers.checks import at_least, at_least_one, one_of
+from linformers.checks import at_least, at_least_one, not_negative, of_types, one_of, share
+from linformers.limits import LAYERS, SIZE, at_most, check_parameters, parameters
 from linformers.nn.feedforward import ACTIVATIONS
 from linformers.projections.dense import STARTS
 from linformers.projections.make import METHODS, SHARINGS, Method
@@ -130,17 +130,32 @@ class StackOptions(Shared):
     method: Method = "learnable"
 
     def __post_init__(self) -> None:
+        of_types(self)
         at_least_one(dim_k=self.dim_k if isinstance(self.dim_k, int) else min(self.dim_k, default=1))
         at_least_one(**{name: getattr(self, name) for name in SIZES})
-        limits.at_most("depth", self.depth, limits.LAYERS)
-        for name in ("input_size", "channels", "dim_k", "dim_ff", "dim_d", "nhead"):
-            limits.at_most(name, getattr(self, name), limits.SIZE)
+        not_negative(k_reduce_by_layer=self.k_reduce_by_layer, norm_eps=self.norm_eps)
+        share(dropout=self.dropout, dropout_ff=self.dropout_ff)
         self.check_shared()
+        self._check_sizes()
         for name in ("activation", "checkpoint_level", "parameter_sharing"):
             one_of(name, getattr(self, name), CHOICES[name])
         for wrong, message in self._contradictions():
             if wrong:
                 raise ValueError(message)
+
+    def _check_sizes(self, vocabulary: int = 0) -> None:
+        """Raise a ValueError for a stack that is too large for any machine, before anything is allocated."""
+        at_most("depth", self.depth, LAYERS)
+        for field in fields(self):
+            value = getattr(self, field.name)
+            at_most(field.name, value if isinstance(value, int | list | tuple) else None, SIZE)
+        k = self.dim_k if isinstance(self.dim_k, int) else max(self.dim_k, default=0)
+        sizes = {"vocabulary": vocabulary, "n": self.input_size or 0, "width": self.channels, "layers": self.depth}
+        learned = isinstance(self.method, str) and self.method == "learnable"
+        slots = k if learned and self.kind == "linformer" and not self.causal else 0
+        check_parameters(
+            parameters(**sizes, feedforward=self.dim_ff, heads=self.groups, k=slots, sharing=self.parameter_sharing)
+        )
 
     @property
     def head_dim(self) -> int:
@@ -286,6 +301,8 @@ class TokenOptions(StackOptions, _Tokens):
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(num_tokens=self.num_tokens, emb_dim=self.emb_dim)
+        share(dropout_tokens=self.dropout_tokens)
+        self._check_sizes(self.num_tokens)
         one_of("positions", self.positions, CHOICES["positions"])
         self.rotary = self.rotary or self.positions == "rotary"
 

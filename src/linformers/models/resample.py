@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from torch import nn
 
+from linformers.checks import at_least_one, finite, not_negative, whole
+
 
 def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> nn.Module:
     """Change the maximum length or the number of slots of the trained projections in ``module``, in place.
@@ -28,6 +30,12 @@ def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = N
     Raises:
         ValueError: if ``module`` owns no projection, or one that cannot be resampled.
     """
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"expected a module that owns projections, got {type(module).__name__}")
+    whole(max_len=max_len, k=k)
+    at_least_one(max_len=max_len, k=k)
+    finite(noise=noise)
+    not_negative(noise=noise)
     done: set[int] = set()
 
     def visit(part: nn.Module) -> None:

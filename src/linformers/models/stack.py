@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from linformers.checks import not_negative, whole
 from linformers.models.build import build
 from linformers.models.chunks import Parts, run_in_chunks
 from linformers.models.options import StackOptions, takes
@@ -18,6 +19,7 @@ from linformers.models.processes import check_context, check_split
 from linformers.models.reversible import run_reversible
 from linformers.nn.layer import Layer, Pass, Trace
 from linformers.nn.memory import Memory
+from linformers.nn.mismatch import explained
 from linformers.nn.positions import rotary_positions
 from linformers.nn.state import DecodingState, LayerState
 from linformers.notice import one_notice
@@ -102,6 +104,7 @@ class Linformer(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm: nn.Module | None = nn.LayerNorm(self.channels, options.norm_eps) if options.norm == "pre" else None
 
+    @explained("x", masks=("mask",))
     def forward(
         self,
         x: Tensor,
@@ -132,8 +135,12 @@ class Linformer(nn.Module):
         if memory is not None:
             if not self.has_context:
                 raise ValueError("got a memory, but this stack has no cross-attention; build it with context_size")
+            if len(memory) != self.depth:
+                raise ValueError(f"got the memories of {len(memory)} layers for a stack of {self.depth}; use memory()")
             if memory[0].keys.shape[0] != x.shape[0]:
                 raise ValueError(f"got a batch of {x.shape[0]}, but a memory for a batch of {memory[0].keys.shape[0]}")
+        if state is not None and len(state.length) != len(x):
+            raise ValueError(f"got a batch of {len(x)}, but a state for a batch of {len(state.length)}")
         trace = trace or Trace(need_weights=need_weights, need_hidden=False)
         if not span.whole:
             check_split(self._each(), self.projection, span, state, trace)
@@ -216,6 +223,7 @@ class Linformer(nn.Module):
         """Whether its layers have cross-attention."""
         return next(self._each()).cross is not None
 
+    @explained("context", masks=("mask",))
     def memory(self, context: Tensor, mask: Tensor | None = None) -> list[Memory]:
         """Prepare a context ``(b, s, context_channels)``, True in ``mask`` where it is real, once for any number of queries."""
         if not self.has_context:
@@ -247,6 +255,8 @@ class Linformer(nn.Module):
         """An empty decoding state for ``batch`` rows, in the device and dtype of ``like`` (by default, of the parameters)."""
         if not self.causal:
             raise ValueError("only a causal stack can decode step by step; build it with causal=True")
+        whole(batch=batch)
+        not_negative(batch=batch)
         refuse("decoding")
         like = next(self.parameters(), torch.empty(0)) if like is None else like
         layers = []
@@ -259,9 +269,15 @@ class Linformer(nn.Module):
             layers.append(state)
         return DecodingState(layers, torch.zeros(batch, dtype=torch.long, device=like.device))
 
+    @explained("x", masks=("keep",))
     def step(self, x: Tensor, state: DecodingState, keep: Tensor | None = None, trace: Trace | None = None) -> Tensor:
         """Read one token a row, ``(b, 1, channels)``, and return its output; ``keep`` ``(b,)`` is False for rows that pause."""
         refuse("decoding")
+        if x.shape != (len(state.length), 1, self.channels):
+            raise ValueError(
+                f"expected one token a row, (batch of the state, 1, channels) = ({len(state.length)}, 1, {self.channels}), "
+                f"got {tuple(x.shape)}"
+            )
         trace = trace or Trace(need_weights=False, need_hidden=False)
         going = state.length if keep is None else state.length[keep]
         if self.input_size is not None and len(going) and int(going.max()) >= self.input_size:

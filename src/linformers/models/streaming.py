@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from linformers import checks
 from linformers.models.chunks import Rows, read, run_in_chunks
 from linformers.models.stack import Linformer
 from linformers.ops.masks import check_mask
@@ -60,8 +61,8 @@ def stream(
         raise TypeError(f"stream runs a linformers.Linformer, whose inputs are features; got {type(model).__name__}")
     if (why := model.obstacle_to_chunks()) is not None:
         raise ValueError(f"this model cannot run in chunks: {why}")
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk must be at least 1, got {chunk}")
+    checks.whole(chunk=chunk, length=length)
+    checks.at_least_one(chunk=chunk)
     like, parts = next(model.parameters(), x if isinstance(x, Tensor) else torch.empty(0)), model.parts()
     if isinstance(x, Tensor | numpy.ndarray):
         if len(x.shape) != 3:

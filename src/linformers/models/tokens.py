@@ -17,6 +17,7 @@ from linformers.models.stack import Linformer
 from linformers.nn.feedforward import Dropout
 from linformers.nn.layer import Trace
 from linformers.nn.memory import Memory
+from linformers.nn.mismatch import explained
 from linformers.nn.positions import SinusoidalPositions
 from linformers.nn.state import DecodingState
 from linformers.ops.masks import align_left, check_mask, readable, take
@@ -56,6 +57,7 @@ class TokenStack(nn.Module):
         self.project_in = nn.Linear(self.emb_dim, channels) if self.emb_dim != channels else None
         self.project_out = nn.Linear(channels, self.emb_dim) if self.emb_dim != channels else None
 
+    @explained(ids=("tokens",), masks=("mask",))
     def forward(
         self,
         tokens: Tensor,
@@ -73,6 +75,7 @@ class TokenStack(nn.Module):
         x = self.run(self.token_emb(tokens.long()), mask, memory=memory, state=state, trace=trace, span=span)
         return (x, trace.weights) if need_weights else x
 
+    @explained("embedded", masks=("mask",))
     def run(
         self,
         embedded: Tensor,
@@ -84,6 +87,10 @@ class TokenStack(nn.Module):
         span: Span | None = None,
     ) -> Tensor:
         """:meth:`forward` for tokens that are embedded already, ``(b, n, emb_dim)``."""
+        if embedded.dim() != 3 or embedded.shape[2] != self.emb_dim:
+            raise ValueError(
+                f"expected embedded tokens of shape (batch, length, emb_dim={self.emb_dim}), got {tuple(embedded.shape)}"
+            )
         span = enter(self, embedded, mask, lambda: check_mask(mask, tuple(embedded.shape[:2])), span)
         self.linformer.check_length(embedded.shape[1] if span.whole else span.total)
         if self.owned is not None:
@@ -100,6 +107,7 @@ class TokenStack(nn.Module):
             trace.moves.pop()
         return x if undo is None else take(x, undo)
 
+    @explained(ids=("tokens",), masks=("keep",))
     def step(self, tokens: Tensor, state: DecodingState, keep: Tensor | None = None) -> Tensor:
         """The next token of each row, ``(b,)``, to its features, ``(b, emb_dim)``; ``keep`` ``(b,)`` lets rows pause."""
         if tokens.shape != state.length.shape:
@@ -109,6 +117,7 @@ class TokenStack(nn.Module):
         self.check_ids(tokens)
         return self.run_step(self.token_emb(tokens.long()), state, keep)
 
+    @explained("embedded", masks=("keep",))
     def run_step(
         self, embedded: Tensor, state: DecodingState, keep: Tensor | None = None, trace: Trace | None = None
     ) -> Tensor:

@@ -64,6 +64,8 @@ class Visualizer:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"expected a module that contains stacks or layers, got {type(model).__name__}")
         self.model = model
         self.stacks = {name or "linformer": m for name, m in model.named_modules() if isinstance(m, Linformer)}
         self.alone = layers_alone(model)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from linformers.ops.masks import blank
+from linformers.checks import shown, whole
+from linformers.ops.masks import blank, check_mask
 from linformers.ops.precision import single
 
 
@@ -35,6 +36,13 @@ def in_windows(
     Returns:
         ``(b, n, ...)``, or ``(b, c)``.
     """
+    if not isinstance(x, Tensor) or x.dim() < 2:
+        raise ValueError(
+            f"expected x of shape (batch, length, ...), got {tuple(x.shape) if isinstance(x, Tensor) else shown(x)}"
+        )
+    if mask is not None:
+        check_mask(mask, tuple(x.shape[:2]))
+    whole(window=window, overlap=overlap)
     n, overlap = x.shape[1], window // 4 if overlap is None else overlap
     starts = window_starts(n, window, overlap)
     if n <= window:

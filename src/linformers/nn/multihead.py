@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from linformers.checks import at_least_one, not_negative
-from linformers.nn.conventions import check_shapes, keep_of
+from linformers.checks import at_least_one, flag, given, not_negative, one_of, share, whole
+from linformers.limits import SIZE, at_most
+from linformers.nn.conventions import check_factory, check_shapes, keep_of
 from linformers.nn.core import Attended, How, Maps, attend_heads, attend_to_memory, attend_to_slots, look_up
 from linformers.nn.memory import Opens, make_memory, memory_of_heads, with_exact
+from linformers.nn.mismatch import explained
 from linformers.nn.torch_maps import TorchMaps
 from linformers.ops.blocks import block_sizes, content_block
 from linformers.ops.heads import join_heads, to_heads
@@ -21,7 +23,7 @@ from linformers.ops.span import refuse
 from linformers.ops.views import all_slots, reordered
 from linformers.projections.base import NO_LIMIT, Projection, check_length
 from linformers.projections.content import Content
-from linformers.projections.make import Method, make_projection
+from linformers.projections.make import SHARINGS, Method, make_projection
 
 
 class Default(int):
@@ -105,12 +107,23 @@ class LinearMultiheadAttention(TorchMaps):
         open_slots: int = 0,
         open_reach: int | None = None,
     ) -> None:
+        flag(bias=bias, add_bias_kv=add_bias_kv, add_zero_attn=add_zero_attn, batch_first=batch_first, causal=causal)
+        whole(seq_len=seq_len, block_size=block_size)
+        at_least_one(seq_len=seq_len)
+        given(proj_k=proj_k, local_window=local_window, open_slots=open_slots, dropout=dropout)
+        whole(proj_k=proj_k)
+        at_least_one(proj_k=proj_k)
+        sizes = {"seq_len": seq_len, "proj_k": proj_k, "block_size": block_size, "local_window": local_window}
+        for name, size in sizes.items():
+            at_most(name, size, SIZE)
+        one_of("param_sharing", param_sharing, SHARINGS)
+        whole(local_window=local_window, open_slots=open_slots, open_reach=open_reach)
+        share(dropout=dropout)
+        check_factory(device, dtype)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         extra_keys: dict[str, Any] = {"add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn}
         super().__init__(embed_dim, num_heads, num_kv_heads, kdim, vdim, bias=bias, **extra_keys, **factory)
         groups = self.num_kv_heads
-        if not 0.0 <= dropout <= 1.0:
-            raise ValueError(f"dropout must be between 0 and 1, got {dropout}")
         if block_size is not None and not causal:
             raise ValueError(f"block_size={block_size} has no meaning with causal=False")
         for name, value in (("causal", causal), ("local_window", local_window)):
@@ -169,9 +182,9 @@ class LinearMultiheadAttention(TorchMaps):
             self.projection = made
         else:
             object.__setattr__(self, "projection", made)  # bypasses nn.Module, which would register it
-        for name, given, own in (("seq_len", seq_len, self.seq_len), ("proj_k", proj_k, self.proj_k)):
-            if given != own and not isinstance(given, Default):
-                raise ValueError(f"{name}={given}, but the given projection has {own}; leave {name} out")
+        for name, asked, own in (("seq_len", seq_len, self.seq_len), ("proj_k", proj_k, self.proj_k)):
+            if asked != own and not isinstance(asked, Default):
+                raise ValueError(f"{name}={asked}, but the given projection has {own}; leave {name} out")
         self.reset_maps()
 
     @property
@@ -210,6 +223,7 @@ class LinearMultiheadAttention(TorchMaps):
     def _content(self) -> bool:
         return isinstance(self.projection, Content)
 
+    @explained("query", "key", "value", masks=("key_padding_mask", "attn_mask"))
     def forward(
         self,
         query: Tensor,

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linformers.checks import at_least_one, given, whole
+from linformers.limits import SIZE, at_most
 from linformers.nn.maps import Affine
 from linformers.nn.memory import Memory
 
@@ -41,6 +43,18 @@ class TorchMaps(nn.Module):
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
+        sizes = {
+            "embed_dim": embed_dim,
+            "num_heads": num_heads,
+            "num_kv_heads": num_kv_heads,
+            "kdim": kdim,
+            "vdim": vdim,
+        }
+        given(embed_dim=embed_dim, num_heads=num_heads)
+        whole(**sizes)
+        at_least_one(kdim=kdim, vdim=vdim)
+        for name, size in sizes.items():
+            at_most(name, size, SIZE)
         if embed_dim < 1 or num_heads < 1 or embed_dim % num_heads:
             raise ValueError(
                 f"embed_dim must be a positive multiple of num_heads, got embed_dim={embed_dim} and num_heads={num_heads}"

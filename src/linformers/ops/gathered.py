@@ -69,7 +69,8 @@ def attend_gathered(
             scores.append((_scaled(rows).movedim(3, 4) @ opened[0].mT).movedim(4, 3))
             masks.append(opened_mask[:, :, :, None])
         for part in _exact(seen):
-            scores.append((_scaled(rows).flatten(3, 4) @ part.keys.to(dtype).mT).view(*rows.shape[:-1], -1))
+            scored = _scaled(rows).flatten(3, 4) @ part.keys.to(dtype).mT
+            scores.append(scored.view(*rows.shape[:-1], scored.shape[-1]))
             masks.append(part.mask[:, None, :, None])
         scored = torch.cat(scores, -1)
         mask = torch.cat([x.expand(*scored.shape[:3], 1, scored.shape[4], -1) for x in masks], -1)
@@ -173,7 +174,8 @@ def _gather(keys: Tensor, values: Tensor, segments: Segments, chosen: Tensor) ->
         segment_rows(x, segments).reshape(b * g * slots, width * x.shape[-1]).index_select(0, index)
         for x in (keys, values)
     ]
-    found = [rows.view(*lead, -1, x.shape[-1]) for rows, x in zip(found, (keys, values), strict=True)]
+    length = chosen.shape[-1] * width  # by its number: -1 has no meaning for an empty batch
+    found = [rows.view(*lead, length, x.shape[-1]) for rows, x in zip(found, (keys, values), strict=True)]
     samples = torch.arange(b, device=chosen.device).view(b, 1, 1, 1, 1) * (segments.member.shape[0] > 1)
     member = segments.member.flatten(0, 1).index_select(0, (at + samples * slots).flatten())
     member = member.view(*chosen.shape, width) & (chosen >= 0)[..., None]

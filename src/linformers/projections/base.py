@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linformers.checks import whole
 from linformers.notice import warn_of_slots
 from linformers.ops.masks import readable
 from linformers.ops.precision import single
@@ -144,6 +145,8 @@ class Projection(nn.Module, ABC):
         Raises:
             ValueError: if ``x`` is empty, longer than ``max_len``, or ``k`` is more than there are.
         """
+        if x.dim() != 4:
+            raise ValueError(f"expected x of shape (batch, heads or 1, length, channels), got {tuple(x.shape)}")
         return self.shorten(x, keep, min(part, self.parts - 1), self.checked(x.shape[2], k))
 
     def both(self, key: Tensor, value: Tensor, keep: Tensor | None = None, k: int | None = None) -> tuple[Slots, Slots]:
@@ -235,6 +238,7 @@ class Projection(nn.Module, ABC):
 
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> "Projection":
         """Change the maximum length or the number of slots in place; see :func:`linformers.resample`."""
+        whole(max_len=max_len, k=k)
         for name, value in {"max_len": max_len, "k": k}.items():
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")

@@ -151,6 +151,9 @@ class Given(Dense):
                 "expected a matrix (max_len, k) or (heads, max_len, k), or two of the same shape for keys and values; "
                 f"got {', '.join(map(str, shapes)) or 'none'}"
             )
+        for matrix in matrices:
+            if not matrix.is_floating_point():
+                raise ValueError(f"a projection must hold floating-point numbers, got {matrix.dtype}")
         heads, max_len, k = (1, *shapes[0])[-3:]
         Projection.__init__(self, max_len, k, len(matrices), heads)
         for name, matrix in zip(("keys", "values"), matrices, strict=False):

@@ -9,7 +9,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from linformers.checks import one_of
+from linformers.checks import at_least_one, given, one_of, shown, whole
+from linformers.limits import SIZE, at_most, check_parameters
 from linformers.projections.base import Projection
 from linformers.projections.content import Content
 from linformers.projections.convolution import Convolution
@@ -51,6 +52,11 @@ def make_projection(
         start: the initial values of the learned methods, ``"random"`` or ``"segments"``.
         channels: of the layer's input; needed by ``"content"``.
     """
+    whole(max_len=max_len, k=k, heads=heads, channels=channels)
+    given(k=k, heads=heads)
+    at_least_one(heads=heads)
+    for name, size in (("max_len", max_len), ("k", k), ("heads", heads)):
+        at_most(name, size, SIZE)
     parts, own_heads = {"none": (2, heads), "headwise": (2, 1), "kv": (1, 1), "layerwise": (1, 1)}[
         one_of("sharing", sharing, SHARINGS)
     ]
@@ -64,6 +70,8 @@ def make_projection(
     if max_len is None:
         raise ValueError(f"method={method!r} needs a maximum length; give one, or use method='content', which has none")
     if not isinstance(method, str):
+        if not isinstance(method, Tensor | nn.Module | Sequence):
+            raise TypeError(f"method must be a name, a matrix or a module, or two of either, got {shown(method)}")
         own = [method] if isinstance(method, Tensor | nn.Module) else list(method)
         modules = [m for m in own if isinstance(m, nn.Module)]
         matrices = [m for m in own if isinstance(m, Tensor)]
@@ -76,6 +84,7 @@ def make_projection(
     match method:
         case "learnable" | "no_params":
             fixed = method == "no_params"
+            check_parameters(parts * own_heads * max_len * k)
             return Dense(max_len, k, parts, own_heads, fixed=fixed, start=start, device=device, dtype=dtype)
         case "convolution":
             return Convolution(max_len, k, parts, own_heads, start=start, device=device, dtype=dtype)

@@ -349,7 +349,7 @@ def check_types(values: Mapping[str, Any], name_of: Callable[[str], str] = str) 
     """Raise a ValueError for unknown settings and wrong types; ``name_of`` gives the name of a setting in the message."""
     for name, value in values.items():
         if name not in TYPES:
-            raise ValueError(f"unknown setting {name}")
+            raise ValueError(f"unknown setting {name}, perhaps of a newer version")
         maybe(of_type(TYPES[name]))(value, name_of(name))
 
 
