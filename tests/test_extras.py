@@ -32,7 +32,7 @@ print(json.dumps(told))
 """
 TORCH = "import torch, linformers; "
 DRAW = f"{TORCH}m = linformers.Linformer(7, 6, dim_k=3, nhead=2); linformers.Visualizer(m)"
-MODULES = {"scikit-learn": "sklearn"}  # packages with another name than their module
+MODULES = {"pyyaml": "yaml", "scikit-learn": "sklearn"}  # packages with another name than their module
 COMMAND = "from linformers.cli import launch; raise SystemExit(launch({}))"
 
 
@@ -112,6 +112,12 @@ def test_the_command_without_its_packages(tmp_path):
     assert told["import linformers.cli"].strip() == (
         f"SystemExit: the command line needs more packages (cyclopts is missing): {extras.install('cli')}"
     )
+
+
+def test_a_configuration_in_yaml_names_its_extra(tmp_path):
+    (tmp_path / "options.yaml").write_text("task: clm\n")
+    entry = "from pathlib import Path; from linformers.cli import launch; launch('train', '--out', 'new', config=Path('options.yaml'))"
+    check(tell(["yaml"], [entry], tmp_path), {entry: ("cli", "yaml")})
 
 
 def test_a_trainer_without_accelerate_is_found_before_the_data(tmp_path):

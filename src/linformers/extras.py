@@ -16,7 +16,7 @@ EXTRAS = {
     "hf": HF,
     "keras": ("keras",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
-    "cli": ("cyclopts", "rich", "matplotlib", "jinja2"),
+    "cli": ("cyclopts", "rich", "matplotlib", "jinja2", "yaml"),
     "train": (*HF, "datasets", "tensorboard", "rich", "sklearn", "jinja2"),
     "bench": ("linformer", "linformer_pytorch", "local_attention", "nystrom_attention", "performer_pytorch"),
 }

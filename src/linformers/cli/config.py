@@ -7,6 +7,7 @@ from cyclopts import App, CycloptsError
 from cyclopts.argument import ArgumentCollection
 from cyclopts.config import ConfigFromFile, Dict, Toml, Yaml
 
+from linformers.extras import require
 from linformers.training.options import option
 
 
@@ -27,6 +28,7 @@ class Options:
 
     Raises:
         ValueError: for another kind of file.
+        MissingPackageError: for a YAML file without PyYAML.
         OSError: if it is not there.
     """
 
@@ -36,6 +38,8 @@ class Options:
             raise ValueError(f"--config takes a .toml, .yaml or .yml file, got {path}")
         if not path.is_file():
             raise OSError(f"--config {path}: there is no such file")
+        if kinds[path.suffix] is Yaml:
+            require(f"--config {path}", "cli", "yaml")  # cyclopts imports it when it reads the file
         self.app, self.path = app, path
         self.file: ConfigFromFile = kinds[path.suffix](path, must_exist=True)
 

@@ -23,7 +23,7 @@ def train(
     """Train a model on text, test it on held-out text, and save everything in one directory.
 
     If the directory holds a run, that run is resumed from its last checkpoint: with the same command, or with `--out` alone.
-    Several processes: `torchrun --nproc-per-node 2 -m linformers train ...`.
+    Several processes: `torchrun --nproc-per-node 2 -m -- linformers train ...`.
 
     Example: linformers train --out run
 
