@@ -14,10 +14,12 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from covering import covering
 from model_cases import (
     CAUSAL,
     CHANNELS,
     ENCODERS,
+    TARGET,
     VOCABULARY,
     C,
     N,
@@ -27,6 +29,7 @@ from model_cases import (
     make_lm,
     make_stack,
     prepare,
+    source_ids,
     tokens,
 )
 from parallel_checks import (
@@ -34,7 +37,9 @@ from parallel_checks import (
     bytes_of_step,
     compare,
     fails,
+    refusals,
     run_classifier,
+    run_ddp,
     run_encdec,
     run_exact,
     run_lm,
@@ -141,7 +146,47 @@ BLOCKS = {
 }
 in_turn(BLOCKS, run_stack, blocks_of)
 
+CAUSALLY = {"causal": True, "method": "mean", "block_size": 3}
+OPENED = {
+    "encoder, opened, plain": {"method": "mean", "open_slots": 2},
+    "encoder, opened, many heads": {"method": "mean", "open_slots": 3, "nhead": 4, "kv_heads": 2, "dim_d": 3},
+    "encoder, all opened": {"method": "mean", "open_slots": 7, "checkpoint_level": "C1", "norm": "pre"},
+    "encoder, opened, rotary": {"method": "mean", "open_slots": 1, "rotary": True, "dim_d": 6, "local_kernel": 3},
+    "causal, opened, plain": {**CAUSALLY, "open_slots": 1},
+    "causal, opened C2": {**CAUSALLY, "open_slots": 2, "checkpoint_level": "C2", "norm": "pre"},
+    "causal, opened, reach": {**CAUSALLY, "open_slots": 2, "open_reach": 12},
+    "encoder, opened, window, plain": {"method": "mean", "open_slots": 2, "local_window": 2},
+    "encoder, opened, wide window": {
+        "method": "mean",
+        "open_slots": 1,
+        "local_window": 5,
+        "dim_k": 4,
+        "norm": "pre",
+    },
+    "encoder, opened, window C2": {"method": "mean", "open_slots": 9, "local_window": 1, "checkpoint_level": "C2"},
+    "causal, opened, reversible": {**CAUSALLY, "open_slots": 3, "norm": "pre", "reversible": True},
+}
+in_turn(OPENED, run_stack, blocks_of)
+
+OPENED_CONTEXT = {2: {}, 3: {"checkpoint_level": "C1"}, 4: {"parameter_sharing": "none", "reversible": True}}
 for p in (2, 3, 4):
+    for masked in (False, True):
+
+        @case(f"seq2seq, opened{', masked' * masked}", p, multiple=3)
+        def _(sequence, masked=masked, p=p):
+            run_encdec(sequence, make_encdec(method="mean", open_slots=2, **OPENED_CONTEXT[p]), masked)
+
+    @case("bytes of opened slots", p)
+    def _(sequence, p=p):
+        """With all segments opened, every position goes to every other process once a layer: 2 b d numbers; and the same back."""
+        for n in (24, 48):
+            options = {"input_size": n, "dim_k": 4, "method": "mean", "open_slots": 4, "local_kernel": 0}
+            model = prepare(LinformerLM(VOCABULARY, channels=CHANNELS, nhead=2, depth=2, **options))
+            sizes = bytes_of_step(sequence, model, n)
+            own, numbers = len(sequence.part(torch.zeros(1, n))[0]), 2 * CHANNELS * 8
+            for sent in (own * (p - 1) * numbers, (n - own) * numbers):
+                assert sizes.count(sent) >= 2, (sent, sizes)
+
     for masked in (False, True):
         more = ", masked" * masked
 
@@ -254,6 +299,35 @@ for p in (2, 3, 4):
             sequence.part,
             x[:, :1],
         )
+
+
+METHODS = {name: {"method": name} for name in ("learnable", "convolution", "mean", "max", "no_params", "content")}
+UNDER_DDP = covering(
+    task=("mlm", "clm", "classify", "seq2seq"),
+    sharing=("none", "headwise", "kv", "layerwise"),
+    method=METHODS | {"opened": {"method": "mean", "open_slots": 2}},
+    level=("C0", "C1", "C2", "reversible"),
+)
+for name, (task, sharing, method, level) in zip(UNDER_DDP["ids"], UNDER_DDP["argvalues"], strict=True):
+
+    @case(f"ddp, {name}", 2)
+    def _(sequence, task=task, sharing=sharing, method=method, level=level):
+        options = {"reversible": True} if level == "reversible" else {"checkpoint_level": level}
+        options |= {"parameter_sharing": sharing, **method}
+        makers = {"mlm": make_lm, "clm": make_causal_lm, "classify": make_classifier, "seq2seq": make_encdec}
+        lengths = (1, TARGET, C, 2 * C)  # with and without blocks that are compressed, one token included
+        batches = [[tokens(2, n)] for n in lengths]
+        if task == "seq2seq":
+            batches = [[source_ids(2, n), tokens(2, n)] for n in lengths]
+        run_ddp(sequence, makers[task](**options), batches)
+
+
+@case("refused in words", 2)
+def _(sequence):
+    x = torch.randn(2, 3, CHANNELS, dtype=torch.float64)
+    for message, run, inputs in refusals(x):
+        with sequence.inside():
+            fails(message, run, *inputs)
 
 
 @case("a mesh of data and sequence", 4)

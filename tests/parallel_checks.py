@@ -139,6 +139,24 @@ def run_encdec(sequence, model, masked, b=2):
     compare(model, loss, sequence)
 
 
+def run_ddp(sequence, model, batches):
+    """DDP: processes with samples of their own have the gradients of all samples, at every length; see ``parallel_cases.py``."""
+    rank, size = dist.get_rank(sequence.group), sequence.p
+    wrapped = nn.parallel.DistributedDataParallel(model, process_group=sequence.group)
+
+    def gradients(run, inputs):
+        model.zero_grad()
+        run(*inputs).square().sum().backward()
+        return {name: p.grad for name, p in model.named_parameters()}
+
+    for inputs in batches:
+        whole = gradients(model, inputs)
+        found = gradients(wrapped, [x[rank::size] for x in inputs])  # DDP takes the mean over processes
+        largest = max(float(g.abs().max()) for g in whole.values())
+        for name, g in whole.items():
+            assert float((size * found[name] - g).abs().max()) <= 1e-8 * largest, name
+
+
 def run_owned(sequence, model, n=N - 1):
     """Rows that each process has for its own positions have the gradients that they have in one process."""
     ids, group = tokens(2, n), sequence.group
@@ -170,7 +188,6 @@ def refusals(x):
         ("full attention needs the keys of all positions", make_stack({"attention": "full"}), [x]),
         ("full attention needs the keys of all positions", memory.memory, [x]),
         ("a user-defined projection module needs the whole input", make_stack({"method": own}), [x]),
-        ("open_slots needs exact keys", make_stack({"open_slots": 1, "method": "mean"}), [x]),
         ("decoding cannot be split over processes", make_causal_lm().generate, [tokens(1, 3), 2]),
         ("decoding cannot be split over processes", make_causal_lm().new_state, [1]),
         ("LinearMultiheadAttention cannot be split over processes", layer, [x, x, x]),

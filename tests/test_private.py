@@ -19,7 +19,10 @@ SOURCE = Path(linformers.__file__).parent
 # Private methods that classes here override: if a new version has no such method, ours would never be called.
 OVERRIDDEN = {
     Trainer: (
+        "_clip_grad_norm",
         "_get_grad_norm",
+        "_get_num_items_in_batch",
+        "_load_from_checkpoint",
         "_load_optimizer_and_scheduler",
         "_load_rng_state",
         "_maybe_log_save_evaluate",
@@ -129,6 +132,28 @@ assert (event.step, value.tag, value.tensor.float_val[0]) == (7, "train/loss", 0
 """
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
+
+
+def test_parameters_that_ddp_leaves_out(tmp_path):
+    """One process: DDP leaves a gradient that it does not reduce as it is, and has no bucket for it."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+        private.leave_out_of_ddp(model, ["1.weight", "1.bias"])
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        seen = []
+        wrapped.register_comm_hook(None, lambda _, bucket: seen.append(bucket.buffer().numel()) or future(bucket))
+        wrapped(torch.ones(1, 2)).sum().backward()
+        assert sum(seen) == 9
+        assert model[1].weight.grad is not None
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def future(bucket):
+    done = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def test_tensors_that_were_loaded(tmp_path):

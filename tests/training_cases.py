@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -65,6 +66,15 @@ def train_two(out: Path, *words: str) -> tuple[int, str]:
         timeout=300,
     )
     return done.returncode, done.stderr
+
+
+def back_to_a_checkpoint(done: Path, out: Path) -> None:
+    """Copy a run, as if it had been stopped between its first checkpoint and its end."""
+    shutil.copytree(done, out)
+    shutil.rmtree(out / "final")
+    (out / "results.json").unlink()
+    for path in sorted(out.glob("checkpoint-*"))[1:]:
+        shutil.rmtree(path)
 
 
 class Crash(BaseException):

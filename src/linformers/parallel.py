@@ -17,6 +17,7 @@ Axes: b batch, n positions, p processes.
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -66,12 +67,39 @@ def split(x: Tensor, mesh: Group, *, dim: int = 1, multiple: int = 1, length: in
         ValueError: if there are fewer positions, or blocks, than processes.
     """
     group = _group(mesh)
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    found = [(start, min(stop, x.shape[dim])) for start, stop in _bounds(length or x.shape[dim], size, multiple)]
-    if any(start >= stop for start, stop in found):
-        raise ValueError(_too_short(x.shape[dim], size, multiple))
-    start, stop = found[rank]
-    return x.narrow(dim, start, stop - start)
+    return Part(dist.get_rank(group), dist.get_world_size(group), multiple, length)(x, dim)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What :func:`split` takes of a sequence, without a process group: in a worker of a loader, for example.
+
+    Attributes:
+        rank: the index of the process among those of the sequence.
+        size: how many they are.
+        multiple, length: as for :func:`split`.
+    """
+
+    rank: int
+    size: int
+    multiple: int = 1
+    length: int | None = None
+
+    @property
+    def least(self) -> int:
+        """The shortest sequence of which every process has a position."""
+        return (
+            _bounds(self.length, self.size, self.multiple)[-1][0] if self.length else (self.size - 1) * self.multiple
+        ) + 1
+
+    def __call__(self, x: Tensor, dim: int = 1) -> Tensor:
+        """The positions of ``x`` that belong to the process."""
+        bounds = _bounds(self.length or x.shape[dim], self.size, self.multiple)
+        found = [(start, min(stop, x.shape[dim])) for start, stop in bounds]
+        if any(start >= stop for start, stop in found):
+            raise ValueError(_too_short(x.shape[dim], self.size, self.multiple))
+        start, stop = found[self.rank]
+        return x.narrow(dim, start, stop - start)
 
 
 def _bounds(length: int, size: int, multiple: int = 1) -> list[tuple[int, int]]:
@@ -133,6 +161,11 @@ def gather_rows(model: nn.Module, mesh: Group) -> None:
 def owned_parameters(model: nn.Module) -> list[nn.Parameter]:
     """The parameters that have only the rows of this process: their gradients are complete, and are not to be exchanged with other processes."""
     return [getattr(module, name) for module, _, name in _with_rows(model) if getattr(module, "owned", None)]
+
+
+def has_rows(model: nn.Module) -> bool:
+    """Whether :func:`own_rows` would change this model."""
+    return bool(_with_rows(model))
 
 
 def _with_rows(model: nn.Module) -> list[tuple[nn.Module, nn.Module, str]]:

@@ -45,6 +45,11 @@ def children(module: nn.Module) -> list[tuple[str, nn.Module | None]]:
     return list(module._modules.items())
 
 
+def leave_out_of_ddp(model: nn.Module, names: list[str]) -> None:
+    """Let ``DistributedDataParallel`` neither broadcast these parameters nor reduce their gradients."""
+    nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+
+
 def summary_writer(directory: Path) -> Any:
     """torch's ``SummaryWriter``, without TensorFlow.
 

@@ -124,7 +124,7 @@ def test_half_written_things_are_no_checkpoints(data, tmp_path, monkeypatch):
     """Ends in the middle of writing: the directory has no name yet, and is gone afterwards."""
     from linformers.training import trainer
 
-    def save_some(model, tokenizer, directory):
+    def save_some(model, tokenizer, directory, weights=None):
         (directory / "model.safetensors").write_bytes(b"half")
         raise Crash
 

@@ -20,7 +20,7 @@ from linformers.hf.configuration import LinformerConfig
 from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel, as_keep, token_loss
 from linformers.labels import IGNORED
 from linformers.models.classifier import pool
-from linformers.ops.span import refuse
+from linformers.ops.span import Span, refuse
 
 
 class Classifier(LinformerPreTrainedModel):
@@ -34,11 +34,14 @@ class Classifier(LinformerPreTrainedModel):
         dropout = config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
         self.dropout = nn.Dropout(dropout)
 
-    def pooled(self, x: Tensor, attention_mask: Tensor | None) -> Tensor:
+    def pooled(self, x: Tensor, attention_mask: Tensor | None, span: Span) -> Tensor:
         """One vector for each sequence: ``(b, n, ch)`` to ``(b, ch)``."""
         keep = as_keep(attention_mask)
         keep = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if keep is None else keep
-        return self.dropout(pool(x, keep, first=self.config.pooling == "first", weigh=self.weigh))
+        x = pool(x, keep, first=self.config.pooling == "first", weigh=self.weigh, span=span)
+        if span.whole or not (self.training and self.dropout.p):
+            return self.dropout(x)
+        return x * span.of_first(self.dropout(torch.ones_like(x)))  # all processes of a sequence have this vector
 
     def new_weigh(self) -> nn.Linear | None:
         """The map that weights tokens if ``pooling="attention"``, else None."""
@@ -68,12 +71,14 @@ class LinformerForSequenceClassification(Classifier):
         return_dict: bool | None = None,
     ) -> Any:
         """Logits ``(b, c)``; with ``labels``, ``(b,)`` for one class or number, ``(b, c)`` for several, also the loss."""
+        span = self.model.enter(input_ids, attention_mask, token_type_ids, inputs_embeds)
         outputs = self._features(
             *(input_ids, attention_mask, token_type_ids, inputs_embeds),
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
+            span=span,
         )
-        logits = self.classifier(self.pooled(outputs.last_hidden_state, attention_mask))
+        logits = span.once(self.classifier(self.pooled(outputs.last_hidden_state, attention_mask, span)))
         return self._answer(
             SequenceClassifierOutput,
             return_dict,
@@ -91,7 +96,7 @@ class LinformerForSequenceClassification(Classifier):
             else:
                 self.config.problem_type = "multi_label_classification"
         if self.config.problem_type == "single_label_classification":
-            return token_loss(logits, labels, count)
+            return token_loss(logits, labels, labels_in(labels) if count is None else count)
         if labels.numel() != logits.numel():
             raise ValueError(
                 f"problem_type={self.config.problem_type!r} with {self.config.num_labels} labels needs labels of shape "
@@ -220,8 +225,12 @@ class LinformerForMultipleChoice(Classifier):
         flat = [
             None if x is None else x.flatten(0, 1) for x in (input_ids, attention_mask, token_type_ids, inputs_embeds)
         ]
-        outputs = self._features(*flat, output_attentions=output_attentions, output_hidden_states=output_hidden_states)
-        logits = self.classifier(self.pooled(outputs.last_hidden_state, flat[1])).view(-1, choices)
+        span = self.model.enter(*flat)
+        shown = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        outputs = self._features(*flat, **shown, span=span)
+        logits = span.once(self.classifier(self.pooled(outputs.last_hidden_state, flat[1], span)).view(-1, choices))
+        if labels is not None and num_items_in_batch is None:
+            num_items_in_batch = labels_in(labels)
         return self._answer(
             MultipleChoiceModelOutput,
             return_dict,
@@ -229,3 +238,8 @@ class LinformerForMultipleChoice(Classifier):
             loss=None if labels is None else token_loss(logits, labels, num_items_in_batch),
             logits=logits,
         )
+
+
+def labels_in(labels: Tensor) -> Tensor:
+    """How many labels there are, at least 1. All processes of a sequence have the same ones: they are not added up."""
+    return (labels != IGNORED).sum().clamp(min=1)

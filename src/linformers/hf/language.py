@@ -114,37 +114,45 @@ class LinformerForCausalLM(LanguageModel, GenerationMixin):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        next_tokens: Tensor | None = None,
     ) -> Any:
         """Logits ``(b, n, v)``; with ``labels`` ``(b, n)``, equal to the input or -100, also the loss.
 
         Args:
             logits_to_keep: compute the logits of this many last positions only, or of the positions in a tensor; 0 for all.
+            next_tokens: instead of ``labels``, what follows each position, ``(b, n)``, -100 where there is nothing: for sequences that are split over
+                processes, where the next token may be in another one.
         """
+        if labels is not None:
+            refuse("labels of next tokens, which are shifted by one position,", "give next_tokens instead")
+        has_labels = labels is not None or next_tokens is not None
         outputs = self.model(
             input_ids,
             attention_mask,
             token_type_ids,
             inputs_embeds,
             past_key_values=past_key_values,
-            use_cache=False if labels is not None and use_cache is None else use_cache,
+            use_cache=False if has_labels and use_cache is None else use_cache,
             output_attentions=output_attentions,
             output_hidden_states=output_hidden_states,
             return_dict=True,
         )
         x = outputs.last_hidden_state
         if isinstance(logits_to_keep, Tensor) or logits_to_keep:
-            if labels is not None:
+            if has_labels:
                 raise ValueError("labels need the logits of all positions; leave logits_to_keep out")
             x = x[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else x[:, -logits_to_keep:]
         logits = self.logits(x)
-        if labels is not None:
-            refuse("labels of next tokens, which are shifted by one position,")
+        loss = None
+        if next_tokens is not None:
+            loss = token_loss(logits, next_tokens, num_items_in_batch)
+        elif labels is not None:  # the last position has no next token to be compared with
+            loss = token_loss(logits[:, :-1], labels[:, 1:], num_items_in_batch)
         return self._answer(
             CausalLMOutputWithPast,
             return_dict,
             outputs,
-            # The last position has no next token to be compared with.
-            loss=None if labels is None else token_loss(logits[:, :-1], labels[:, 1:], num_items_in_batch),
+            loss=loss,
             logits=logits,
             past_key_values=outputs.past_key_values,
         )

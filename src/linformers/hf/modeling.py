@@ -4,7 +4,7 @@ Axes: b batch, h heads, n positions, k slots, v tokens of the vocabulary, ch cha
 Masks: ``attention_mask`` is 1, or True, where a token is real; inside it becomes ``keep``.
 """
 
-import re
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,13 +19,14 @@ from transformers.utils.generic import ModelOutput
 
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
+from linformers.hf.loading import check_loaded
 from linformers.labels import IGNORED
 from linformers.models.tokens import TokenStack
 from linformers.nn.attention import Attention
 from linformers.nn.layer import Layer, Trace
 from linformers.nn.mismatch import explained
-from linformers.ops.masks import blank, readable
-from linformers.ops.span import add_up
+from linformers.ops.masks import blank, check_mask, readable
+from linformers.ops.span import Span, add_up, enter
 from linformers.private import is_initialized
 from linformers.projections.base import Projection
 
@@ -106,15 +107,20 @@ class LinformerPreTrainedModel(PreTrainedModel):
             module.reset_parameters()
 
     def _features(
-        self, *inputs: Tensor | None, output_attentions: bool | None, output_hidden_states: bool | None
+        self,
+        *inputs: Tensor | None,
+        output_attentions: bool | None,
+        output_hidden_states: bool | None,
+        span: Span | None = None,
     ) -> Any:
         """The output of the model inside, without a cache.
 
         Args:
             inputs: ``input_ids``, ``attention_mask``, ``token_type_ids`` and ``inputs_embeds``.
+            span: what ``enter`` returned for them, if it was called.
         """
-        shown = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
-        return self.model(*inputs, use_cache=False, **shown, return_dict=True)
+        shown: dict[str, Any] = {"output_attentions": output_attentions, "output_hidden_states": output_hidden_states}
+        return self.model(*inputs, use_cache=False, **shown, return_dict=True, span=span)
 
     def _answer(self, kind: type[ModelOutput], return_dict: bool | None, features: Any = None, **values: Any) -> Any:
         """An output of this kind, with the states and weights of ``features``; a tuple with ``return_dict=False``."""
@@ -218,6 +224,7 @@ class LinformerModel(LinformerPreTrainedModel):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
+        span: Span | None = None,
     ) -> Any:
         """Features of tokens.
 
@@ -234,7 +241,12 @@ class LinformerModel(LinformerPreTrainedModel):
                 neighbours.
             output_hidden_states: return the embeddings and the output of each layer.
             return_dict: False for a tuple.
+            span: what :meth:`enter` returned for this input, if it was called.
         """
+        keep, cache = as_keep(attention_mask), self._cache(past_key_values, use_cache)
+        goes_on = cache is not None and cache.state is not None
+        if span is None:
+            span = self.enter(input_ids, None if goes_on else attention_mask, token_type_ids, inputs_embeds)
         x = self._embed(input_ids, token_type_ids, inputs_embeds)
         trace = Trace(
             need_weights=self.config.output_attentions if output_attentions is None else output_attentions,
@@ -242,8 +254,7 @@ class LinformerModel(LinformerPreTrainedModel):
                 self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
             ),
         )
-        keep, cache = as_keep(attention_mask), self._cache(past_key_values, use_cache)
-        if cache is not None and cache.state is not None:
+        if cache is not None and goes_on:
             x = self._go_on(x, keep, cache, trace)
         else:
             stack, memory = self.body.linformer, None
@@ -254,7 +265,9 @@ class LinformerModel(LinformerPreTrainedModel):
                 cache.positions = x.shape[1]
             if self.config.is_decoder:  # the output of a causal stack at padding depends on the rest of the batch
                 trace.keep = keep
-            x = self.body.run(x, keep, memory=memory, state=None if cache is None else cache.state, trace=trace)
+            x = self.body.run(
+                x, keep, memory=memory, state=None if cache is None else cache.state, trace=trace, span=span
+            )
             x = blank(x, trace.keep)
         weights, cross_weights = (
             tuple(w for w in found if w is not None) or None for found in (trace.weights, trace.cross_weights)
@@ -270,25 +283,39 @@ class LinformerModel(LinformerPreTrainedModel):
             cross_attentions=cross_weights,
         )
 
-    def _embed(self, ids: Tensor | None, types: Tensor | None, embedded: Tensor | None) -> Tensor:
-        if ids is not None and embedded is None:
-            self.body.check(ids, None)
-            x = self.body.token_emb(ids.long())
-        elif embedded is not None and ids is None:
-            x = embedded
-        else:
+    def enter(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        token_type_ids: Tensor | None,
+        inputs_embeds: Tensor | None,
+    ) -> Span:
+        """Check an input, and return the part of its sequence that this process has; see :mod:`linformers.parallel`."""
+        given = input_ids if inputs_embeds is None else inputs_embeds
+        if given is None or (input_ids is not None and inputs_embeds is not None):
             raise ValueError(
-                f"give exactly one of input_ids and inputs_embeds; got {'neither' if ids is None else 'both'}"
+                f"give exactly one of input_ids and inputs_embeds; got {'neither' if given is None else 'both'}"
             )
-        if self.token_type_emb is not None:
-            types = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device) if types is None else types
-            return x + self.token_type_emb(types)
+        keep = as_keep(attention_mask)
+        return enter(self, given, keep, partial(self._check, input_ids, inputs_embeds, keep, token_type_ids))
+
+    def _check(self, ids: Tensor | None, embedded: Tensor | None, keep: Tensor | None, types: Tensor | None) -> None:
+        if ids is not None:
+            self.body.check(ids, keep)
+        elif embedded is not None:
+            check_mask(keep, tuple(embedded.shape[:2]))
         # Many tokenisers return zeros by default, which mean nothing; other values are meant to have an effect.
-        if types is not None and readable(types) and types.any():
+        if self.token_type_emb is None and types is not None and readable(types) and types.any():
             raise ValueError(
                 f"got token_type_ids up to {int(types.max())}, but the model was built with type_vocab_size=0"
             )
-        return x
+
+    def _embed(self, ids: Tensor | None, types: Tensor | None, embedded: Tensor | None) -> Tensor:
+        x: Any = embedded if ids is None else self.body.token_emb(ids.long())
+        if self.token_type_emb is None:
+            return x
+        types = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device) if types is None else types
+        return x + self.token_type_emb(types)
 
     def _cache(self, given: LinformerCache | None, use_cache: bool | None) -> LinformerCache | None:
         if given is not None and not isinstance(given, LinformerCache):
@@ -371,28 +398,3 @@ def join(weights: tuple[Tensor | None, ...]) -> Tensor | None:
         return found[0] if found else None
     width = max(w.shape[-1] for w in found)
     return torch.cat([F.pad(w, (0, width - w.shape[-1])) for w in found], 2)
-
-
-def check_loaded(source: str, info: dict[str, Any], model: nn.Module) -> None:
-    """Raise a RuntimeError if a checkpoint did not have the weights that the configuration requires."""
-    wrong = sorted(info["mismatched_keys"])
-    if wrong:
-        name, stored, wanted = wrong[0]
-        raise RuntimeError(
-            f"{source} has {name} of shape {tuple(stored)}, but the configuration requires {tuple(wanted)}"
-            + (f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else "")
-            + ". For another max_position_embeddings or proj_k load it as it was saved and use linformers.resample; for another "
-            "vocab_size use resize_token_embeddings; for another number of labels pass ignore_mismatched_sizes=True"
-        )
-    # A head may be new or unused, but a stack with some weights missing must not go unnoticed. (If the file has
-    # no weights of the model at all, transformers warns.)
-    inner = re.compile(r"(^|\.)body\.")
-    inner_names = {name for name in model.state_dict() if inner.search(name)}
-    for which, verb in (("missing_keys", "lacks"), ("unexpected_keys", "has, beyond what the configuration asks for,")):
-        names = sorted(name for name in info[which] if inner.search(name))
-        if names and not (which == "missing_keys" and inner_names <= set(names)):
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise RuntimeError(
-                f"{source} {verb} {names[0]}{more}: it was saved with another configuration (sharing, method, "
-                "cross_attention, number of layers ...); load it with its own config.json"
-            )

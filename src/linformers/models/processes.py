@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 
+from torch import nn
+
 from linformers.nn.attention import Attention
 from linformers.nn.layer import Layer, Trace
 from linformers.nn.state import DecodingState
@@ -51,6 +53,21 @@ def check_context(crosses: Iterable[Attention], shared: Projection | None, span:
         _check_rows(cross, shared, span)
 
 
+def obstacles(layers: Iterable[nn.Module], shared: Projection | None, context: Projection | None) -> Iterator[str]:
+    """Why a stack cannot run with its sequence, or its context, split over processes.
+
+    Args:
+        shared: the projection of the layers that have none of their own.
+        context: the same for cross-attention.
+    """
+    for layer in layers:
+        if isinstance(layer, Layer):
+            if layer.attention is not None:
+                yield from _obstacles(layer.attention, shared)
+            if layer.cross is not None:
+                yield from _obstacles(layer.cross, context)
+
+
 def _check_rows(attention: Attention, shared: Projection | None, span: Span) -> None:
     """Raise a ValueError, the same in every process, if some process does not have the rows of E of its positions."""
     projection = shared if attention.projection is None else attention.projection
@@ -70,8 +87,6 @@ def _obstacles(attention: Attention, shared: Projection | None) -> Iterator[str]
         yield f"a projection of type {type(projection).__name__} is not known to be a sum over positions; use a named method"
     elif is_watched(projection):
         yield "there are hooks on a projection, which no process runs on the whole input; remove them first"
-    if attention.opens is not None:
-        yield "open_slots needs exact keys of all positions; use open_slots=0"
 
 
 def _refused(why: str) -> str:

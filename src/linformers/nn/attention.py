@@ -17,8 +17,8 @@ from linformers.nn.core import (
     look_up,
 )
 from linformers.nn.feedforward import Dropout
-from linformers.nn.memory import Memory, Opens, make_memory, memory_of_heads, with_exact
-from linformers.nn.parts import MemoryInChunks
+from linformers.nn.memory import Memory, OpenableAcross, Opens, make_memory, memory_of_heads, with_exact
+from linformers.nn.parts import MemoryInChunks, memory_across
 from linformers.nn.positions import Rotate
 from linformers.nn.state import CausalState
 from linformers.ops.heads import join_heads, to_heads
@@ -166,7 +166,7 @@ class Attention(nn.Module):
         span: Span = WHOLE,
     ) -> Memory:
         """Prepare a context ``(b, s, ch)`` with ``keep`` ``(b, s)`` for :meth:`look_up`; needed once for any number of queries."""
-        if not span.whole:
+        if not span.whole and self.opens is None:
             made = self.memory_in_chunks(span.total, projection, longest=span.longest)
             made.add_up(context, span, keep)
             return made.finish()
@@ -178,6 +178,10 @@ class Attention(nn.Module):
             k, v = (blank(t, keep[:, None]) for t in (k, v))
         if self.kind == "linformer" and self.opens is not None:
             shortens = self._projection(projection)
+            if not span.whole:
+                memory = memory_across(k, v, shortens, span, keep=keep, slots=self.slots, source=context)
+                own = k.view_as(k), v.view_as(v), keep  # views: as in `with_exact`
+                return memory._replace(exact=OpenableAcross(*own, span, self.opens, shortens.max_len, self.slots))
             memory = memory_of_heads(k, v, shortens, keep, self.slots, context)
             return with_exact(memory, k, v, shortens, self.opens, keep=keep, k=self.slots)
         return Memory(k, v, keep)

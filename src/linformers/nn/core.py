@@ -20,6 +20,7 @@ from linformers.nn.maps import Affine, ChannelMap, as_affine, map_to_both
 from linformers.nn.memory import (
     Memory,
     Openable,
+    OpenableAcross,
     OpenableAt,
     Opens,
     make_memory,
@@ -28,12 +29,13 @@ from linformers.nn.memory import (
     memory_of_sets,
     with_exact,
 )
+from linformers.nn.opened_across import open_across
 from linformers.nn.parts import MemoryInChunks, memory_across, near_across
 from linformers.nn.positions import Rotate
 from linformers.ops.blocks import attend_blocks, attend_blocks_with_weights
 from linformers.ops.cpu import LookUp, Shorten, ShortenByContent, by_rows, rows_of_chunk
 from linformers.ops.gathered import attend_gathered
-from linformers.ops.heads import join_heads, to_heads
+from linformers.ops.heads import by_name, join_heads, to_heads
 from linformers.ops.linformer import attend, attend_causally, attend_with_weights, multiply_ones
 from linformers.ops.opened import attend_opened
 from linformers.ops.running import attend_running
@@ -144,6 +146,8 @@ def look_up(
 
 def look_up_opened(q: Tensor, memory: Memory, how: How, choice: Choice) -> Attended:
     """:func:`look_up` with opened slots; here the exact neighbours are part of the memory."""
+    if isinstance(memory.exact, OpenableAcross):
+        memory, choice.slots = open_across(q, memory, memory.exact, choice.slots)
     keys, values, exact = memory.keys, memory.values, memory.exact
     tensors = (q, exact.keys, exact.values, keys, values)  # type: ignore[union-attr]
     options: dict[str, Any] = {"choice": choice.slots, "dropout": how.dropout, "need_weights": how.need_weights}
@@ -212,10 +216,15 @@ def attend_heads(
     else:
         memory = memory_of_heads(k, v, projection, keep, slots, source)
         near_keep = projection.beside(k, keep)
-    if opens is not None and projection is not None:
-        memory = with_exact(memory, k, v, projection, opens, keep=keep, k=slots, block=block, causal=causal)
+    own = k, v, keep
     if block and not span.whole:
         k, v, near_keep = near_across(k, v, keep, span, block, causal)
+    if opens is not None and projection is not None:
+        if span.whole:
+            memory = with_exact(memory, k, v, projection, opens, keep=keep, k=slots, block=block, causal=causal)
+        else:
+            length, each, near_exact = projection.max_len, slots or projection.k, (k, v, near_keep)
+            memory = memory._replace(exact=OpenableAcross(*own, span, opens, length, each, block, causal, near_exact))
     start = span.offset // block if block else 0
     near = Near(k, v, near_keep, block, slots if causal else None, start) if block else None
     return look_up(q, memory, near, how, choice)
@@ -304,11 +313,6 @@ def each_head(core: Callable[..., Tensor], tensors: dict[str, Tensor], how: How)
         own = [t.narrow(1, i * t.shape[1] // heads, 1) for t in tensors.values()]
         outputs.append(checkpoint(run, *own, use_reentrant=False) if recompute else run(*own))
     return torch.cat(outputs, 1)
-
-
-def by_name(core: Callable[..., Tensor], names: tuple[str, ...], *tensors: Tensor) -> Tensor:
-    """Call ``core`` with tensors as arguments of these names."""
-    return core(**dict(zip(names, tensors, strict=True)))
 
 
 def attend_long(

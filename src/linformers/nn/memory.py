@@ -17,6 +17,7 @@ from linformers.ops.heads import join_heads, split_heads, to_heads
 from linformers.ops.masks import blank, readable
 from linformers.ops.opened import Opening
 from linformers.ops.seen import Seen, Segments, block_owners
+from linformers.ops.span import Span
 from linformers.projections.base import KEY, VALUE, Projection, Slots
 from linformers.projections.content import add_up, means_of
 
@@ -51,6 +52,46 @@ class OpenableAt(NamedTuple):
     open_slots: int
 
 
+class Opens(NamedTuple):
+    """How many slots each query opens, and how far back.
+
+    Attributes:
+        slots: m.
+        reach: in causal attention, the number of positions whose exact keys decoding keeps; None for all.
+    """
+
+    slots: int
+    reach: int | None = None
+
+
+class OpenableAcross(NamedTuple):
+    """:class:`Openable` of a sequence that is split over processes: the exact keys of this one; see :mod:`linformers.nn.opened_across`.
+
+    Attributes:
+        keys: ``(b, g, n, d)``.
+        values: the same.
+        keep: ``(b, n)``, True where a token is real.
+        span: the part of the sequence that they are.
+        opens: how many slots each query opens.
+        max_len: the positions that ``slots`` segments divide; in causal attention, of a block.
+        slots: the segments of so many positions.
+        block: positions of a block of exact neighbours; 0 for none.
+        causal: a query sees no later position.
+        near: with blocks, keys, values and keep with those of neighbouring processes.
+    """
+
+    keys: Tensor
+    values: Tensor
+    keep: Tensor | None
+    span: Span
+    opens: Opens
+    max_len: int
+    slots: int
+    block: int = 0
+    causal: bool = False
+    near: tuple[Tensor, Tensor, Tensor | None] | None = None
+
+
 class Memory(NamedTuple):
     """What queries look up: slots, or every position.
 
@@ -68,7 +109,7 @@ class Memory(NamedTuple):
     values: Tensor
     keep: Tensor | None = None
     log_count: Tensor | None = None
-    exact: Openable | OpenableAt | None = None
+    exact: Openable | OpenableAt | OpenableAcross | None = None
 
     def select(self, rows: Tensor) -> "Memory":
         """The memory of some rows of the batch, by index."""
@@ -217,18 +258,6 @@ def memory_of_finished(
     return memory_of_blocks(keys[:, :, :finished], values[:, :, :finished], projection, slots, kept)
 
 
-class Opens(NamedTuple):
-    """How many slots each query opens, and how far back.
-
-    Attributes:
-        slots: m.
-        reach: in causal attention, the number of positions whose exact keys decoding keeps; None for all.
-    """
-
-    slots: int
-    reach: int | None = None
-
-
 def with_exact(
     memory: Memory,
     keys: Tensor,
@@ -262,7 +291,8 @@ def with_exact(
     if causal:
         owner = block_owners(n, block, k, keep, keys.device)
     opening = Opening(owner, width, opens.slots, block, k if causal else None, opens.reach if causal else None)
-    return memory._replace(exact=Openable(keys, values, opening))
+    # Views, so that the slots do not depend on them: a reversible stack asks for the gradients of both, and would add those of the slots twice.
+    return memory._replace(exact=Openable(keys.view_as(keys), values.view_as(values), opening))
 
 
 def memory_of_sets(

@@ -60,8 +60,7 @@ def attend_gathered(
         rows = _to_blocks(queries, means.shape[1], seen.block)  # (b, g, m, r, c, d)
         logits = slot_logits(rows.flatten(2, 4), means, segments.tokens).view(*rows.shape[:-1], slots)
         if choice is None:
-            chosen = logits.detach().amax(3).masked_fill(~seen.openable[:, None, :, None], -torch.inf)
-            chosen = choose(chosen, open_slots)  # (b, g, m, c, o)
+            chosen = _choose(logits, seen.openable, open_slots)
         else:
             chosen = _to_blocks(choice, means.shape[1], seen.block, fill=-1).squeeze(3)
         opened, opened_mask = _gather(keys, values, segments, chosen)
@@ -90,6 +89,28 @@ def attend_gathered(
             out = out + (weight.flatten(3, 4) @ part.values.to(dtype)).view(out.shape)
         shown = None if shown is None else shown.to(q.dtype)
         return _to_rows(out, n).to(q.dtype), shown, _to_rows(chosen[:, :, :, None], n)
+
+
+def choose_slots(q: Tensor, slot_keys: Tensor, tokens: Tensor, openable: Tensor, open_slots: int, block: int) -> Tensor:
+    """The choice of :func:`attend_gathered` alone, ``(b, g, n, o)``.
+
+    Args:
+        q: ``(b, h, n, d)``.
+        slot_keys: ``(b, g, k, d)``.
+        tokens: ``(b or 1, k)``, how many each slot stands for.
+        openable: ``(b or 1, m, k)``, which slots the queries of each block may open.
+        block: positions of a block; 0 if all queries are in one.
+    """
+    with torch.no_grad(), without_autocast(q):
+        dtype = single(q.dtype)
+        rows = _to_blocks(q.to(dtype), slot_keys.shape[1], block)
+        logits = slot_logits(rows.flatten(2, 4), slot_keys.to(dtype), tokens).view(*rows.shape[:-1], -1)
+        return _to_rows(_choose(logits, openable, open_slots)[:, :, :, None], q.shape[2])
+
+
+def _choose(logits: Tensor, openable: Tensor, open_slots: int) -> Tensor:
+    """The slots to open by logits ``(b, g, m, r, c, k)``: ``(b, g, m, c, o)``."""
+    return choose(logits.detach().amax(3).masked_fill(~openable[:, None, :, None], -torch.inf), open_slots)
 
 
 def slot_logits(q: Tensor, slot_keys: Tensor, count: Tensor) -> Tensor:

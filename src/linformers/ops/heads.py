@@ -3,6 +3,8 @@
 Axes: b batch, h heads, g key/value heads, n positions, k slots, d channels.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 
@@ -26,3 +28,8 @@ def repeat_heads(x: Tensor, heads: int) -> Tensor:
 def join_heads(x: Tensor) -> Tensor:
     """``(b, h, n, d)`` to ``(b, n, h d)``."""
     return x.transpose(1, 2).flatten(2)
+
+
+def by_name(core: Callable[..., Tensor], names: tuple[str, ...], *tensors: Tensor) -> Tensor:
+    """Call ``core`` with tensors as arguments of these names."""
+    return core(**dict(zip(names, tensors, strict=True)))

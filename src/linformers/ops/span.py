@@ -97,6 +97,12 @@ class Span:
         """``x`` of every process, ``(p, ...)``."""
         return x[None] if self.exchange is None else self.exchange.gather(x)
 
+    def of_first(self, x: Tensor) -> Tensor:
+        """``x`` of the first process, in every process."""
+        if self.exchange is None:
+            return x
+        return self.sum(x if self.exchange.rank == 0 else torch.zeros_like(x))[0]
+
     def halo(self, x: Tensor, left: int, right: int, axis: int = 1, pad: bool = True) -> Tensor:
         """``x`` with the ``left`` positions before and the ``right`` positions after it, from as many processes as have them.
 
@@ -213,10 +219,15 @@ def add_up(x: Tensor) -> Tensor:
     return x if _reader is None else _reader.exchange.sum(x.detach())
 
 
-def refuse(what: str) -> None:
+def is_split() -> bool:
+    """Whether sequences are split over processes here."""
+    return _reader is not None
+
+
+def refuse(what: str, instead: str = "run it outside of sequence_parallel") -> None:
     """Raise a ValueError if the sequence is split over processes, which ``what`` cannot be."""
     if _reader is not None:
-        raise ValueError(f"{what} cannot be split over processes; run it outside of sequence_parallel")
+        raise ValueError(f"{what} cannot be split over processes; {instead}")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from linformers.training.presets import DEFAULTS
 # Options of the model that other fronts have too are in `LEAST`.
 POSITIVE = (
     *("n", "target_n", "k", "width", "depth", "heads", "feedforward", "vocab_size", "batch_size"),
-    *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads"),
+    *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads", "sequence_parallel"),
 )
 NOT_NEGATIVE = ("eval_batches", "patience", "workers", "weight_decay", "clip", "seed")
 OF_CLASSIFY = ("class_weights", "label_smoothing", "token_dropout", "label_separator", "long")
@@ -36,7 +36,7 @@ def check(values: dict[str, Any]) -> None:
     for name in ("mask_share", "noise_share"):
         if not 0 < values[name] < 1:
             raise ValueError(f"{option(name)} must be between 0 and 1, got {values[name]}")
-    for name in ("learning_rate", "projection_rate", "body_rate", "epochs"):
+    for name in ("learning_rate", "projection_rate", "body_rate", "epochs", "timeout"):
         if name in values and not values[name] > 0:
             raise ValueError(f"{option(name)} must be more than 0, got {values[name]}")
     check_meaning(values)

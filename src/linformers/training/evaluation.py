@@ -3,6 +3,7 @@
 Axes: c classes.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,13 +12,17 @@ from torch import Tensor
 
 from linformers.data.records import Part
 from linformers.files.whole import write_json
+from linformers.training import processes
 from linformers.training.batch_order import Batches, loader
 from linformers.training.card import write_card
 from linformers.training.measure import measure_windows, score, watched
+from linformers.training.metrics import Tally
 from linformers.training.models import parameters
 from linformers.training.progress import Progress
+from linformers.training.ranks import Ranks
 from linformers.training.runs import RESULTS, Run
 from linformers.training.sources import examples_of, unread
+from linformers.training.split_batches import split_of
 from linformers.training.verdict import had
 
 
@@ -43,47 +48,91 @@ def evaluate(
         samples: how many examples to show.
         progress: show a progress bar.
     """
-    from linformers.data import counted_baselines, frequency_baseline, several_baseline
-    from linformers.training.samples import samples as examples_with_answers
-
     shows = Progress(progress)
-    model, labels = run.model, run.prepared.labels
-    examples, sampler, collate = examples_of(run.settings, run.prepared, part, batch_size)
-    batches = loader(examples, Batches(sampler, limit), collate)
-    counts = Counts(labels, run.task == "classify" and run.prepared.several)
-    counted = 0
-    also: dict[str, float] = {}
+    found = measured(run, part, limit=limit, batch_size=batch_size, shows=shows)
+    return report(run, found, part, limit=limit, samples=samples, shows=shows)
+
+
+@dataclass
+class Measured:
+    """What a model does on a part: sums, the right and wrong predictions of classes, other numbers, and how many examples there were."""
+
+    sums: Tally
+    counts: "Counts"
+    also: dict[str, float]
+    tested: int
+
+
+def measured(
+    run: Run,
+    part: Part = "test",
+    *,
+    limit: int | None = None,
+    batch_size: int | None = None,
+    shows: Progress,
+    ranks: Ranks | None = None,
+) -> Measured:
+    """Run the model on a part. With several processes each of them takes a share of it, and the main one gets the sums.
+
+    Args:
+        ranks: the processes; None for this one alone.
+    """
+    ranks, model, labels = ranks or Ranks.alone(), run.model, run.prepared.labels
+    split = split_of(ranks, run.settings, model, rows=False)
+    examples, sampler, collate = examples_of(run.settings, run.prepared, part, batch_size, split=split)
+    batches = loader(examples, Batches(sampler, limit, rank=ranks.data_rank, world=ranks.data), collate)
+    found = Measured(Tally(), Counts(labels, run.task == "classify" and run.prepared.several), {}, 0)
 
     def seen(guesses: Tensor, right: Tensor, size: int) -> None:
-        nonlocal counted
-        counted += size
+        if ranks.place:  # another process of the same sequence counts it
+            return
+        found.tested += size
         if run.task == "classify":
-            counts.add(right.cpu().numpy(), guesses.cpu().numpy())
-        shows.work("testing", counted, len(examples))
+            found.counts.add(right.cpu().numpy(), guesses.cpu().numpy())
+        shows.work("testing", found.tested * ranks.data, len(examples))
 
     if note := unread(examples, run.settings):
         shows.say(f"note: {note}")
-    shows.say(f"testing {run.weights} on the {part} part, {len(batches)} batches")
+    shows.say(f"testing {run.weights} on the {part} part, {len(batches) * ranks.data} batches")
+    windows = run.task == "classify" and run.settings.long == "windows"
     try:
-        if run.task == "classify" and run.settings.long == "windows":
+        if windows and processes.is_main():
             size = batch_size or run.settings.batch_size
             pad_id, texts = run.tokenizer.pad_token_id, None if limit is None else limit * size
             options: Any = {"batch_size": size, "texts": texts, "seen": seen}
-            found, also = watched(model, lambda watch: measure_windows(model, examples, pad_id, **options, watch=watch))
-        else:
-            found, also = score(model, run.task, batches, model.device, seen)
+            found.sums, found.also = watched(
+                model, lambda watch: measure_windows(model, examples, pad_id, **options, watch=watch)
+            )
+        elif not windows:
+            with ranks.inside():
+                found.sums, found.also = score(model, run.task, batches, model.device, seen)
+            found.sums = ranks.counts(found.sums, run.task)
     finally:
         shows.stop()
+    if ranks.world > 1 and not windows:
+        ranks.add_up([found.sums, found, found.counts])
+    return found
+
+
+def report(
+    run: Run, found: Measured, part: Part = "test", *, limit: int | None = None, samples: int = 3, shows: Progress
+) -> dict[str, Any]:
+    """The results of :func:`measured` with the baselines and some examples, written as :func:`evaluate` says."""
+    from linformers.data import counted_baselines, frequency_baseline, several_baseline
+    from linformers.training.samples import samples as examples_with_answers
+
+    model, counts = run.model, found.counts
+    examples, _, _ = examples_of(run.settings, run.prepared, part)
     examples.set_epoch(0)
     results: dict[str, Any] = {
         "part": part,
         "step": run.step,
         "task": run.task,
         "attention": run.settings.attention,
-        **found.summary(),
-        **also,
-        "labels": found.labels,
-        "examples_tested": counted,
+        **found.sums.summary(),
+        **found.also,
+        "labels": found.sums.labels,
+        "examples_tested": found.tested,
         # A pair has two texts that can be cut: its source and its target.
         "texts": len(examples) * (2 if run.prepared.kind == "pairs" else 1),
         "texts_cut": examples.cut,
@@ -132,7 +181,7 @@ class Counts:
             return {"per_class": class_report(self.confusion, self.labels)}
         both = int(self.taken.sum() + self.there.sum())
         return {
-            "per_class": report(self.right, self.taken, self.there, self.labels),
+            "per_class": report_of(self.right, self.taken, self.there, self.labels),
             "f1": 2 * int(self.right.sum()) / both if both else 0.0,
             "exact": self.exact / max(1, self.texts),
         }
@@ -142,11 +191,11 @@ Numbers = NDArray[np.int64]
 
 
 def class_report(confusion: Numbers, labels: list[str]) -> list[dict[str, Any]]:
-    """:func:`report` of examples by their class and the predicted class, ``(c, c)``."""
-    return report(np.diag(confusion), confusion.sum(0), confusion.sum(1), labels)
+    """:func:`report_of` of examples by their class and the predicted class, ``(c, c)``."""
+    return report_of(np.diag(confusion), confusion.sum(0), confusion.sum(1), labels)
 
 
-def report(right: Numbers, taken: Numbers, there: Numbers, labels: list[str]) -> list[dict[str, Any]]:
+def report_of(right: Numbers, taken: Numbers, there: Numbers, labels: list[str]) -> list[dict[str, Any]]:
     """Precision, recall, F1 and support of each class.
 
     Args:

@@ -1,24 +1,30 @@
 """``train``: begin or resume a run, up to its final weights and results."""
 
-from contextlib import closing
+import platform
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from linformers.extras import require
+from linformers.files.checked import reading
 from linformers.files.whole import reason, write_json
 from linformers.training import models, processes
 from linformers.training.batch_order import Batches, loader
-from linformers.training.checkpoints import last_good, manifest, written_aside
+from linformers.training.checkpoints import checkpoints, last_good, manifest, written_aside
 from linformers.training.lock import working_in
 from linformers.training.metrics import MetricsFile
 from linformers.training.objective import Objective, balanced, balanced_several
 from linformers.training.opening import At, enter, is_done, open_run
+from linformers.training.presets import DEFAULTS
 from linformers.training.progress import Progress
-from linformers.training.runs import BEST, FINAL, START, TALLY, Run, load_run
+from linformers.training.ranks import Ranks
+from linformers.training.runs import BEST, FINAL, START, TALLY, Run, load_run, versions
 from linformers.training.settings import Settings
 from linformers.training.sources import examples_of, unread
+from linformers.training.split_batches import check_split, split_of
 from linformers.training.stopping import Interrupted, Interruption, best_row, is_stale
 
 if TYPE_CHECKING:
@@ -45,7 +51,7 @@ def train(settings: Settings, out: Path | str, *, resume: bool = True, progress:
     """
     require("linformers.training", "train", "accelerate")  # otherwise the Trainer fails only after the data is prepared
     out = Path(out)
-    processes.join()
+    processes.join(settings.timeout or DEFAULTS["timeout"])
     if not processes.is_main():
         return begin(settings, out, resume, Progress(False))
     with working_in(out):
@@ -54,29 +60,53 @@ def train(settings: Settings, out: Path | str, *, resume: bool = True, progress:
 
 def begin(settings: Settings, out: Path, resume: bool, shows: Progress) -> dict[str, Any]:
     """:func:`train` in a directory that no other run is using."""
-    from linformers.training.evaluation import evaluate
+    from linformers.training.evaluation import measured, report
 
-    if processes.is_main():
+    at: At = None
+
+    def opens() -> None:
+        nonlocal at
         enter(out)
-    processes.wait()
-    at = last_good(out, shows.say) if resume else None
-    if processes.is_main():
+        at = last_good(out, shows.say) if resume else None
         open_run(settings, out, resume, at, shows)
-    processes.wait()
+
+    processes.first(opens)
     run = load_run(out)
+    if not processes.is_main():
+        at = last_good(out, shows.say)
+    check_processes(settings, run, at)
     if run.settings.threads:
         torch.set_num_threads(run.settings.threads)
+    ranks = Ranks(run.settings.sequence_parallel, run.settings.fsdp)
     if not is_done(run, at):
-        fit(run, at, shows)
-    processes.leave()
+        fit(run, at, shows, ranks)
     run = load_run(out)
     if run.results is not None and run.results.get("step") == run.step:
+        processes.leave()
         shows.say(f"{out} is complete: trained to step {run.step} and evaluated")
         return run.results
-    return evaluate(run, progress=shows.shown) if processes.is_main() else {}
+    with all_answer(out, lambda: run.step):
+        found = measured(run, shows=shows, ranks=ranks)
+        processes.leave()
+    return report(run, found, shows=shows) if processes.is_main() else {}
 
 
-def fit(run: Run, at: At, shows: Progress) -> None:
+def check_processes(settings: Settings, run: Run, at: At) -> None:
+    """Raise a ValueError, the same in every process, unless all do the same with the same versions and data."""
+    if processes.world() == 1:
+        return
+    processes.check_same(
+        {
+            "the options of the command": settings.located().given(),
+            "the versions of the packages": {"Python": platform.python_version(), **versions()},
+            "the settings of the run": run.settings.given(),
+            "the data": run.prepared.fingerprint,
+            "the last checkpoint": at and at[1].name,
+        }
+    )
+
+
+def fit(run: Run, at: At, shows: Progress, ranks: Ranks | None = None) -> None:
     """Train, from the beginning or from a checkpoint, and write the final weights.
 
     Raises:
@@ -86,16 +116,19 @@ def fit(run: Run, at: At, shows: Progress) -> None:
 
     logging.set_verbosity_error()
     settings, out, step = run.settings, run.directory, at[0] if at else 0
-    model = first_model(run, at)
+    ranks = ranks or Ranks(settings.sequence_parallel, settings.fsdp)
+    model = first_model(run, at, ranks)
+    check_split(settings, model)
     metrics = MetricsFile(out, step, writes=processes.is_main())
     with Interruption() as interruption, closing(metrics):
-        trainer = new_trainer(run, model, metrics, shows, interruption)
+        trainer = new_trainer(run, model, metrics, shows, interruption, ranks)
         if at is not None:
             shows.say(f"resuming {out} from step {step} of {settings.max_steps}")
             trainer.restore(at[1])
         try:
             if step < settings.max_steps and not is_stale(metrics.rows, settings.patience):
-                trainer.train(resume_from_checkpoint=None if at is None else str(at[1]))
+                with all_answer(out, lambda: trainer.state.global_step):
+                    trainer.train(resume_from_checkpoint=None if at is None else str(at[1]))
         except (RuntimeError, MemoryError) as error:
             if "memory" not in str(error) and not isinstance(error, MemoryError):
                 raise
@@ -110,13 +143,37 @@ def fit(run: Run, at: At, shows: Progress) -> None:
             f"interrupted at step {done}, which is saved in {out / f'checkpoint-{done}'}; resume with: "
             f"linformers train --out {out}"
         )
-    if processes.is_main():
-        write_final(trainer, run, shows)
+    weights = ranks.full_weights(model)
+    processes.first(lambda: write_final(trainer, run, shows, weights))
 
 
-def first_model(run: Run, at: At) -> Any:
-    """The model of a run before its first update; with a source, the weights that were saved in ``start/``."""
+@contextmanager
+def all_answer(out: Path, step: Callable[[], int]) -> Iterator[None]:
+    """Raise a ValueError that names the processes that do not answer, and says what the run goes on from, if a collective fails."""
+    try:
+        yield
+    except RuntimeError as error:
+        why = processes.lost(error, step())
+        if why is None:
+            raise
+        found = checkpoints(out)
+        kept = (
+            f"{found[0][1].name} is kept, and the same command goes on from it"
+            if found
+            else "there is no checkpoint yet"
+        )
+        raise ValueError(f"{why}; {kept}") from error
+
+
+def first_model(run: Run, at: At, ranks: Ranks) -> Any:
+    """The model of a run before its first update; where it began with a source, as it was taken over then.
+
+    Where processes divide it, it has the weights of the checkpoint already: one that has only some could not read them.
+    """
     settings, prepared, start = run.settings, run.prepared, run.directory / START
+    if at is not None and ranks.divides:
+        with reading(f"the weights of {at[1]}"):
+            return models.load(at[1], settings.task)
     if not settings.source:
         return models.build(settings, prepared.tokenizer, prepared.labels, prepared.several)
     try:
@@ -143,13 +200,15 @@ def objective_of(run: Run) -> Objective | None:
 
 
 def new_trainer(
-    run: Run, model: Any, metrics: MetricsFile, shows: Progress, interruption: Interruption
+    run: Run, model: Any, metrics: MetricsFile, shows: Progress, interruption: Interruption, ranks: Ranks
 ) -> "RunTrainer":
     """The Trainer of a run, with its batches."""
     from linformers.training.trainer import RunTrainer
 
-    settings, world, rank = run.settings, processes.world(), processes.rank()
-    examples, sampler, collate = examples_of(settings, run.prepared, "train", training=True)
+    settings, world, rank = run.settings, ranks.data, ranks.data_rank
+    parameters = models.parameters(model)
+    split = split_of(ranks, settings, model, rows=ranks.own(model, settings.precision))
+    examples, sampler, collate = examples_of(settings, run.prepared, "train", training=True, split=split)
     held_out, held_out_sampler, _ = examples_of(settings, run.prepared, "validation")
     if note := unread(examples, settings):
         shows.say(f"note: {note}")
@@ -157,7 +216,7 @@ def new_trainer(
     new = set(run.about.get("source", {}).get("new", ()))
     passes = size * world / len(sampler)
     shows.say(
-        f"{models.parameters(model):,} parameters, {settings.max_steps:,} updates of {settings.batch_size * settings.accumulation * world} "
+        f"{parameters:,} parameters, {settings.max_steps:,} updates of {settings.batch_size * settings.accumulation * world} "
         f"examples: {passes:.2g} passes over {len(examples):,} of up to {settings.n:,} tokens; an estimate of the time follows"
     )
     eval_size = -(-settings.eval_batches // world) or None
@@ -176,11 +235,17 @@ def new_trainer(
         tokenizer=run.prepared.tokenizer,
         objective=objective_of(run),
         taken=[name for name, _ in model.named_parameters() if name not in new] if settings.source else (),
+        ranks=ranks,
+        loaded=ranks.divides,
     )
 
 
-def write_final(trainer: "RunTrainer", run: Run, shows: Progress) -> None:
-    """Write ``final/``: the last weights, or with patience the best."""
+def write_final(trainer: "RunTrainer", run: Run, shows: Progress, weights: dict[str, torch.Tensor] | None) -> None:
+    """Write ``final/``: the last weights, or with patience the best.
+
+    Args:
+        weights: the last ones, if the model has only some of them in this process.
+    """
     out, model, step = run.directory, trainer.model, trainer.state.global_step
     until, best = step, best_row(trainer.metrics.rows)
     if run.settings.patience and best is not None and best["step"] != step:
@@ -188,10 +253,10 @@ def write_final(trainer: "RunTrainer", run: Run, shows: Progress) -> None:
             found = manifest(out / BEST)
             if found["step"] != best["step"]:
                 raise ValueError(f"{out / BEST} is from step {found['step']}, and the best is {best['step']}")
-            model, step = models.load(out / BEST, run.task), best["step"]
+            model, step, weights = models.load(out / BEST, run.task), best["step"], None
         except ValueError as error:
             shows.say(f"{error}; using the last weights instead")
     with written_aside(out / FINAL, step=step, until=until) as aside:
-        models.save(model, trainer.tokenizer, aside)
+        models.save(model, trainer.tokenizer, aside, weights)
         write_json(aside / TALLY, trainer.cost())
     shows.say(f"trained to step {until}; the weights of step {step} are in {out / FINAL}")

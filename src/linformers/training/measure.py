@@ -14,6 +14,7 @@ from torch import Tensor
 
 from linformers.labels import IGNORED
 from linformers.models.held import Watch, content_stacks, slots_alive
+from linformers.ops.span import is_split
 from linformers.training.metrics import Tally
 from linformers.training.objective import run_model
 from linformers.training.texts import AT_ONCE, averaged
@@ -22,17 +23,19 @@ LEAST = torch.finfo(torch.float32).tiny  # a probability of 0 is one that underf
 
 
 @torch.no_grad()
-def guesses(task: str, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The predicted token or class for each label, and the label; where texts have several classes, 1 for each predicted class.
+def guesses(task: str, logits: Tensor, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The predicted token or class for each label, and the label; where texts have several classes, whether each is there.
 
     Args:
         logits: ``(labels, v)`` for mlm, ``(b, n, v)`` for clm, ``(b, t, v)`` for seq2seq, ``(b, c)`` for classify.
-        labels: ``(b, n)``, ``(b, t)`` or ``(b,)``; -100 where there is none. ``(b, c)`` of 0 and 1 for several classes per text.
+        inputs: with ``labels`` ``(b, n)``, ``(b, t)`` or ``(b,)``; -100 where there is none. ``(b, c)`` of 0 and 1 for several classes a text. For clm also
+            ``next_tokens``, if the sequence is split.
     """
+    labels = inputs["next_tokens"] if (shifted := "next_tokens" in inputs) else inputs["labels"]
     if labels.is_floating_point():
         return (logits > 0).long(), labels.long()
     best = logits.argmax(-1)
-    if task == "clm":
+    if task == "clm" and not shifted:
         best, labels = best[:, :-1], labels[:, 1:]
     asked = labels != IGNORED
     return best if task == "mlm" else best[asked], labels[asked]
@@ -70,7 +73,7 @@ def measure(
             inputs = {name: value.to(device) for name, value in batch.items()}
             with nullcontext() if watch is None or i else watch:
                 outputs = run_model(model, task, inputs, 1)  # the sum, not the mean
-            best, labels = guesses(task, outputs.logits, inputs["labels"])
+            best, labels = guesses(task, outputs.logits, inputs)
             total.loss += float(outputs.loss)
             total.labels += labels.numel()
             total.correct += int((best == labels).sum())
@@ -146,8 +149,11 @@ def score(
 
 
 def watched(model: Any, measures: Callable[[Watch | None], Tally]) -> tuple[Tally, dict[str, float]]:
-    """What ``measures`` finds, and :func:`linformers.models.held.slots_alive` of what it recorded, if the model has content slots."""
-    watch = Watch(stacks) if (stacks := content_stacks(model)) else None
+    """What ``measures`` finds, and :func:`linformers.models.held.slots_alive` of what it recorded, if the model has content slots.
+
+    Nothing is recorded of sequences that are split over processes: none of them sees all tokens.
+    """
+    watch = Watch(stacks) if not is_split() and (stacks := content_stacks(model)) else None
     found = measures(watch)
     alive = None if watch is None else slots_alive(watch.held)
     return found, {} if alive is None else {"slots_alive": round(alive, 4)}

@@ -196,10 +196,14 @@ def type_of(directory: Path) -> str:
         return LinformerConfig.model_type
 
 
-def save(model: Any, tokenizer: Any, directory: Path) -> None:
-    """Write weights and configuration, and the tokeniser if there is one."""
+def save(model: Any, tokenizer: Any, directory: Path, weights: dict[str, torch.Tensor] | None = None) -> None:
+    """Write weights and configuration, and the tokeniser if there is one.
+
+    Args:
+        weights: the whole state dict, if the model has only some of it in this process.
+    """
     with pretrained.quiet():
-        model.save_pretrained(directory)
+        model.save_pretrained(directory, state_dict=weights)
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
 

@@ -18,6 +18,7 @@ from linformers.training.progress import Progress
 from linformers.training.runs import BEST, CONFIG, DATA, FINAL, RESULTS, START, Run, load_run, write_config
 from linformers.training.settings import Settings
 from linformers.training.sources import check_options, checked_data, names_own_data, steps_of
+from linformers.training.split_batches import check_split
 from linformers.training.stopping import is_stale
 from linformers.training.taking import Taken, take
 
@@ -79,6 +80,8 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
         check_options(settings)
     if not asked.source:
         models.check_memory(asked)
+        if asked.sequence_parallel > 1:  # before text is prepared
+            check_split(asked, models.outline(asked, models.Tokens(), ["a", "b"]))
     fingerprint = None if saved is None or begins else saved.about.get("data_fingerprint")
     with checked_data(asked, out, shows, anew=begins, fingerprint=fingerprint, origin=origin) as prepared:
         if begins and asked.epochs:
@@ -91,6 +94,8 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
         elif not asked.source:
             models.check_memory(asked, prepared.tokenizer, prepared.labels)
             model = models.outline(asked, prepared.tokenizer, prepared.labels, prepared.several)
+        if model is not None:
+            check_split(asked, model)
         count = models.parameters(model) if model is not None else (saved.about["parameters"] if saved else 0)
         with scratch(out / NEW) as aside:
             if origin is not None:

@@ -53,6 +53,9 @@ DEFAULTS: dict[str, Any] = {
     "keep": 2,
     "workers": 0,
     "seed": 0,
+    "sequence_parallel": 1,
+    "fsdp": False,
+    "timeout": 1800.0,
 }
 # The slots of a new run without --method and --open-slots, by task: what kept most of full attention's gain (docs/choosing.md).
 ASSIGNED: dict[str, Any] = {"method": "content", "sharing": "none"}

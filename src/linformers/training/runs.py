@@ -197,16 +197,16 @@ def load_run(directory: Path | str) -> Run:
     return Run(directory, settings, about)
 
 
-def write_config(directory: Path, settings: Settings, **facts: Any) -> None:
-    """Write ``config.json``: the settings, the versions, and ``facts``."""
+def versions() -> dict[str, str]:
+    """The versions of the packages that decide what a run computes."""
     import torch
     import transformers
 
     from linformers import __version__
 
-    versions = {
-        "linformers": __version__,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-    write_json(directory / CONFIG, {"settings": settings.given(), **facts, "versions": versions})
+    return {"linformers": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def write_config(directory: Path, settings: Settings, **facts: Any) -> None:
+    """Write ``config.json``: the settings, the versions, and ``facts``."""
+    write_json(directory / CONFIG, {"settings": settings.given(), **facts, "versions": versions()})

@@ -33,7 +33,7 @@ UNSET: Any = None  # a setting that was not given; `filled` replaces it
 # What a resumed run may change: the weights so far do not depend on it (`max_steps` does change the schedule).
 FREE = (
     *("max_steps", "epochs", "save_steps", "eval_steps", "log_steps", "eval_batches", "patience", "keep"),
-    *("workers", "threads", "log_to"),
+    *("workers", "threads", "log_to", "sequence_parallel", "fsdp", "timeout"),
 )
 
 
@@ -180,6 +180,12 @@ class Settings:
         Threads of each process; by default torch's choice.
     workers
         Worker processes that load the data; 0 loads it in the training process.
+    sequence_parallel
+        How many processes share a sequence, each with some of its positions; torchrun starts them, and their number is a multiple of this.
+    fsdp
+        Divide weights, gradients and the optimiser's moments among all processes (FSDP2), which gather the weights for every pass.
+    timeout
+        Seconds after which a process that does not answer ends the run, where there are several.
     """
 
     task: Task = UNSET
@@ -249,6 +255,9 @@ class Settings:
     seed: int = UNSET
     threads: int = UNSET
     workers: int = UNSET
+    sequence_parallel: int = UNSET
+    fsdp: bool = UNSET
+    timeout: float = UNSET
 
     def given(self) -> dict[str, Any]:
         """The settings that have a value."""

@@ -16,6 +16,7 @@ from linformers.training.processes import world
 from linformers.training.progress import Progress
 from linformers.training.runs import DATA, data_directory
 from linformers.training.settings import Settings
+from linformers.training.split_batches import Split
 
 if TYPE_CHECKING:
     from linformers.data import Kind, ListOps, Prepared
@@ -195,12 +196,19 @@ def default_listops(n: int) -> "ListOps":
 
 
 def examples_of(
-    settings: Settings, prepared: "Prepared", part: str, batch_size: int | None = None, *, training: bool = False
+    settings: Settings,
+    prepared: "Prepared",
+    part: str,
+    batch_size: int | None = None,
+    *,
+    training: bool = False,
+    split: Split | None = None,
 ) -> tuple[Any, Any, Any]:
     """The examples of a part, a sampler of the batches of one epoch, and the function that makes tensors of a batch.
 
     Args:
         training: apply ``token_dropout``.
+        split: what this process has of each batch; None for all of it.
 
     Raises:
         ValueError: if there are none.
@@ -224,13 +232,15 @@ def examples_of(
         raise ValueError(f"the {part} part of {prepared.directory} has no examples; prepare more text, or other shares")
     sampler = LengthBatches(examples.lengths, batch_size or settings.batch_size, seed=settings.seed)
     start = prepared.tokenizer.bos_token_id if settings.task == "seq2seq" else None
-    return examples, sampler, Collate(prepared.tokenizer.pad_token_id, start, settings.n, settings.target_n)
+    return examples, sampler, Collate(prepared.tokenizer.pad_token_id, start, settings.n, settings.target_n, split)
 
 
 def steps_of(settings: Settings, prepared: "Prepared") -> int:
     """The number of updates in the epochs of the settings."""
     _, sampler, _ = examples_of(settings, prepared, "train")
-    return max(1, math.ceil(settings.epochs * len(sampler) / (world() * settings.accumulation)))
+    return max(
+        1, math.ceil(settings.epochs * len(sampler) / (world() // settings.sequence_parallel * settings.accumulation))
+    )
 
 
 def unread(examples: Any, settings: Settings) -> str | None:
@@ -255,21 +265,26 @@ class Collate:
         start: the token that a target begins with, for seq2seq.
         longest: the longest input.
         longest_target: the longest target, for seq2seq.
+        split: what this process has of each batch; None for all of it.
     """
 
-    def __init__(self, pad: int, start: int | None, longest: int, longest_target: int) -> None:
+    def __init__(
+        self, pad: int, start: int | None, longest: int, longest_target: int, split: Split | None = None
+    ) -> None:
         self.options: dict[str, Any] = {
             "start_id": start,
             "multiple": -(-longest // LENGTHS),
             "longest": longest,
             "longest_target": longest_target,
         }
-        self.pad = pad
+        self.pad, self.split = pad, split
 
     def __call__(self, examples: list[Any]) -> dict[str, Any]:
         from linformers.data import collate
 
         batch = collate(examples, self.pad, **self.options)
+        if self.split is not None:
+            batch = self.split(batch, self.pad)
         if batch["attention_mask"].all():
             del batch["attention_mask"]
         return batch

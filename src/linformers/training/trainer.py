@@ -13,23 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, Trainer, TrainerCallback
 
 from linformers.files.checked import an_object, each, maybe, nothing, number, read_object, reading, whole
 from linformers.files.whole import write_json
+from linformers.parallel import owned_parameters
 from linformers.private import load_weights
 from linformers.projections.layout import moments_to_rows
 from linformers.projections.make import projection_parameters
-from linformers.training import models
+from linformers.training import models, sharding
 from linformers.training.allocator import peak_megabytes
+from linformers.training.arguments import arguments
 from linformers.training.checkpoints import checkpoints, rotate, written_aside
 from linformers.training.measure import guesses, score, tokens_of
 from linformers.training.metrics import MetricsFile, Tally
 from linformers.training.objective import Objective, run_model
-from linformers.training.processes import world
 from linformers.training.progress import Progress
+from linformers.training.ranks import Ranks
 from linformers.training.runs import BEST, OF_TALLY, TALLY
 from linformers.training.settings import Settings
+from linformers.training.split_batches import with_labels
 from linformers.training.stopping import Interruption, best_row, is_stale
 
 # What of trainer_state.json is used; transformers takes other fields as they are.
@@ -60,6 +63,8 @@ class RunTrainer(Trainer):
         tokenizer: saved with the best weights.
         objective: the loss of classes.
         taken: the names of parameters that came from a source.
+        ranks: how several processes share the work.
+        loaded: whether the model has the weights of the checkpoint that is resumed.
     """
 
     def __init__(
@@ -77,13 +82,17 @@ class RunTrainer(Trainer):
         tokenizer: Any,
         objective: Objective | None = None,
         taken: Collection[str] = (),
+        ranks: Ranks | None = None,
+        loaded: bool = False,
     ) -> None:
+        self.ranks, self.loaded = ranks or Ranks(), loaded
         if settings.freeze_body:
             for name, parameter in model.named_parameters():
                 parameter.requires_grad_(name not in taken)
         # The Trainer evaluates only if it has a dataset; `evaluate` takes the loader.
         super().__init__(model, arguments(settings, out), eval_dataset=[0], callbacks=[StepEnd(self)])
         self.remove_callback(PrinterCallback)
+        self.is_distributed_loading_by_transformers = self.ranks.fsdp  # its weights are divided: no DDP around it
         self.settings, self.out, self.tokenizer = settings, out, tokenizer
         self.objective: Objective | None = objective
         self.taken = frozenset(taken)
@@ -121,6 +130,7 @@ class RunTrainer(Trainer):
                 listed.append({"params": parameters, "lr": own, "weight_decay": decay if decaying else 0.0})
             self.optimizer = kind(listed, **options)
             self.optimizer.register_load_state_dict_pre_hook(moments_to_rows)
+            self.optimizer.register_load_state_dict_pre_hook(self.ranks.own_moments(whole))
         return self.optimizer
 
     @property
@@ -138,10 +148,19 @@ class RunTrainer(Trainer):
         if place != self.seeded:
             torch.manual_seed((self.settings.seed * 1_000_003 + place) * 1_009 + self.args.process_index)
             self.seeded = place
-        return super().training_step(model, inputs, num_items_in_batch)
+        own: Any = self.model
+        sharding.synchronises(own, self.accelerator.sync_gradients)
+        with self.ranks.inside():
+            return super().training_step(model, inputs, num_items_in_batch)
 
     seeded = -1
     taken: frozenset[str] = frozenset()
+
+    @property
+    def owns(self) -> bool:
+        """Whether this process has only some rows of E or of learned positions."""
+        own: Any = self.model
+        return self.ranks.splits and bool(owned_parameters(own))
 
     def compute_loss(
         self,
@@ -161,22 +180,29 @@ class RunTrainer(Trainer):
         outputs = run_model(model, self.settings.task, inputs, num_items_in_batch, self.objective)
         value = float(outputs.loss.detach())
         self.check_finite("loss", value)
-        best, labels = guesses(self.settings.task, outputs.logits.detach(), inputs["labels"])
+        best, labels = guesses(self.settings.task, outputs.logits.detach(), inputs)
         count = labels.numel() if num_items_in_batch is None else float(num_items_in_batch)
-        self.tally.add(
-            Tally(
-                loss=value * count,
-                labels=labels.numel(),
-                correct=int((best == labels).sum()),
-                tokens=tokens_of(inputs),
-            )
+        tally = Tally(
+            loss=value * count, labels=labels.numel(), correct=int((best == labels).sum()), tokens=tokens_of(inputs)
         )
+        self.tally.add(self.ranks.counts(tally, self.settings.task))
         # Each process divides by the labels of all, and their gradients are averaged.
         loss = outputs.loss * self.accelerator.num_processes
         return (loss, outputs) if return_outputs else loss
 
+    def _get_num_items_in_batch(self, batch_samples: list[Any], device: torch.device) -> Any:
+        named = [with_labels(batch) for batch in batch_samples]
+        return self.ranks.labels(super()._get_num_items_in_batch(named, device), self.settings.task)
+
+    def _clip_grad_norm(self, model: torch.nn.Module) -> Any:
+        own: Any = self.model
+        return self.ranks.clip(own, self.args.max_grad_norm) if self.owns else super()._clip_grad_norm(model)
+
     def _get_grad_norm(self, model: torch.nn.Module, grad_norm: Any = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm)
+        own: Any = self.model
+        if grad_norm is None and self.owns:
+            grad_norm = self.ranks.clip(own, math.inf)
+        norm = sharding.whole(super()._get_grad_norm(model, grad_norm))
         self.check_finite("norm of the gradient", float(norm))  # before the weights are changed by it
         return norm
 
@@ -240,7 +266,10 @@ class RunTrainer(Trainer):
 
     def evaluate(self, *args: Any, **options: Any) -> dict[str, float]:
         """Evaluate on the validation part, and stop when patience is over."""
-        found, also = score(self.model, self.settings.task, self.eval_loader, self.args.device)
+        own: Any = self.model
+        with self.ranks.inside(), sharding.gathered(own):
+            found, also = score(self.model, self.settings.task, self.eval_loader, self.args.device)
+        found = self.ranks.counts(found, self.settings.task)
         if self.args.world_size > 1:  # every process has to know, to stop together
             sums = torch.tensor([found.loss, found.labels, found.correct], dtype=torch.float64, device=self.args.device)
             torch.distributed.all_reduce(sums)
@@ -260,9 +289,11 @@ class RunTrainer(Trainer):
 
     def save_best(self) -> None:
         """Write these weights as the best so far."""
+        own: Any = self.model
+        weights = self.ranks.full_weights(own)
         if self.is_world_process_zero():
             with written_aside(self.out / BEST, step=self.state.global_step) as aside:
-                models.save(self.model, self.tokenizer, aside)
+                models.save(self.model, self.tokenizer, aside, weights)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: Any = None) -> None:
         """Write a checkpoint aside, then give it its name; no ``training_args.bin``, no random state.
@@ -271,16 +302,17 @@ class RunTrainer(Trainer):
             OSError: if it could not be written; it names the one before, which is kept.
         """
         self.tally = self.gather(self.tally)
+        own: Any = self.model
+        weights, moments = self.ranks.full_weights(own), self.ranks.full_moments(own, self.optimizer)
         if not self.is_world_process_zero():
             return
-        optimizer: Any = self.optimizer
         schedule: Any = self.lr_scheduler
         step = self.state.global_step
         before = [path.name for at, path in checkpoints(self.out) if at < step]
         try:
             with written_aside(self.out / f"checkpoint-{step}", step=step) as aside:
-                models.save(self.model, None, aside)
-                torch.save(optimizer.state_dict(), aside / "optimizer.pt")
+                models.save(self.model, None, aside, weights)
+                torch.save(moments, aside / "optimizer.pt")
                 torch.save(schedule.state_dict(), aside / "scheduler.pt")
                 self.state.save_to_json(str(aside / "trainer_state.json"))
                 write_json(aside / TALLY, self.cost())
@@ -307,6 +339,10 @@ class RunTrainer(Trainer):
                         f"the optimiser of {checkpoint} has {name} of shape {tuple(value.shape)} for weights of shape "
                         f"{tuple(parameter.shape)}"
                     )
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        if not self.loaded:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         pass  # the noise depends on the step alone
@@ -357,38 +393,3 @@ class StepEnd(TrainerCallback):
         trainer.progress.advance(state.global_step)
         if trainer.interruption.asked(args.world_size, args.device) and state.global_step < state.max_steps:
             control.should_save = control.should_training_stop = True
-
-
-def arguments(settings: Settings, out: Path) -> TrainingArguments:
-    """The arguments of transformers' Trainer."""
-    on_cpu = not torch.cuda.is_available()
-    return TrainingArguments(
-        output_dir=str(out),
-        max_steps=settings.max_steps,
-        per_device_train_batch_size=settings.batch_size,
-        gradient_accumulation_steps=settings.accumulation,
-        learning_rate=settings.learning_rate,
-        lr_scheduler_type="constant_with_warmup" if settings.schedule == "constant" else settings.schedule,
-        warmup_steps=math.ceil(settings.warmup * settings.max_steps),
-        weight_decay=settings.weight_decay,
-        adam_beta2=0.98,
-        max_grad_norm=settings.clip,
-        optim="adamw_torch_fused",
-        bf16=settings.precision == "bf16",
-        gradient_checkpointing=settings.recompute,
-        save_strategy="steps",
-        save_steps=settings.save_steps,
-        eval_strategy="steps",
-        eval_steps=settings.eval_steps,
-        logging_strategy="steps",
-        logging_steps=settings.log_steps,
-        logging_nan_inf_filter=False,
-        seed=settings.seed,
-        use_cpu=on_cpu,
-        ddp_backend="gloo" if on_cpu and world() > 1 else None,
-        ddp_find_unused_parameters=False,
-        dataloader_pin_memory=not on_cpu,
-        report_to=list(settings.log_to or ()),
-        disable_tqdm=True,
-        use_cache=True,  # saved in config.json, for generation
-    )

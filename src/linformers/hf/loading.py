@@ -1,0 +1,31 @@
+"""Checks that a checkpoint has the weights that its configuration requires."""
+
+import re
+from typing import Any
+
+from torch import nn
+
+
+def check_loaded(source: str, info: dict[str, Any], model: nn.Module) -> None:
+    """Raise a RuntimeError if a checkpoint did not have the weights that the configuration requires."""
+    wrong = sorted(info["mismatched_keys"])
+    if wrong:
+        name, stored, wanted = wrong[0]
+        raise RuntimeError(
+            f"{source} has {name} of shape {tuple(stored)}, but the configuration requires {tuple(wanted)}"
+            + (f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else "")
+            + ". For another max_position_embeddings or proj_k load it as it was saved and use linformers.resample; for another "
+            "vocab_size use resize_token_embeddings; for another number of labels pass ignore_mismatched_sizes=True"
+        )
+    # A head may be new or unused, but a stack with some weights missing must not go unnoticed. (If the file has
+    # no weights of the model at all, transformers warns.)
+    inner = re.compile(r"(^|\.)body\.")
+    inner_names = {name for name in model.state_dict() if inner.search(name)}
+    for which, verb in (("missing_keys", "lacks"), ("unexpected_keys", "has, beyond what the configuration asks for,")):
+        names = sorted(name for name in info[which] if inner.search(name))
+        if names and not (which == "missing_keys" and inner_names <= set(names)):
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise RuntimeError(
+                f"{source} {verb} {names[0]}{more}: it was saved with another configuration (sharing, method, "
+                "cross_attention, number of layers ...); load it with its own config.json"
+            )
