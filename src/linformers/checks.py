@@ -42,7 +42,7 @@ def at_least(least: int, **sizes: float | None) -> None:
 def whole(**values: Any) -> None:
     """Raise a TypeError that names the first value that is neither a whole number nor None."""
     for name, value in values.items():
-        if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
             raise TypeError(f"{name} must be a whole number, got {shown(value)}")
 
 
@@ -58,7 +58,7 @@ def finite(**values: Any) -> None:
     for name, value in values.items():
         if value is None:
             continue
-        if not isinstance(value, Real) or isinstance(value, bool):
+        if isinstance(value, bool) or not isinstance(value, Real):
             raise TypeError(f"{name} must be a number, got {shown(value)}")
         if not math.isfinite(value):
             raise ValueError(f"{name} must be a finite number, got {value}")
@@ -92,7 +92,8 @@ def of_types(options: Any) -> None:
 
     Whole numbers and lists of them, numbers, flags and texts are checked; other types are left to the code that uses them.
     """
-    for name, allowed in _kinds(type(options)).items():
+    kind_of: Any = type(options)
+    for name, allowed in _kinds(kind_of).items():
         value = getattr(options, name)
         kind = next((one for one in (int, float, bool) if one in allowed), str if allowed == (str,) else None)
         if kind is None or (value is None and type(None) in allowed):
@@ -105,7 +106,7 @@ def of_types(options: Any) -> None:
 
 
 @cache
-def _kinds(kind: type) -> dict[str, tuple[Any, ...]]:
+def _kinds(kind: Any) -> dict[str, tuple[Any, ...]]:
     """The types that each field of a dataclass allows."""
     hints = typing.get_type_hints(kind)
     found = {field.name: hints[field.name] for field in fields(kind)}

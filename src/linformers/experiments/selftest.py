@@ -6,6 +6,8 @@ Axes: b batch, n positions, d channels.
 import math
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +43,7 @@ def laws(device: torch.device) -> Iterator[tuple[str, str | None]]:
     for method in METHODS:
         for causal in (False, True):
             name = f"{method}{', causal' if causal else ''}"
-            found.append(
-                (f"{name}: as on the CPU, forward and backward", lambda m=method, c=causal: as_on_cpu(device, m, c))
-            )  # type: ignore[misc]
+            found.append((f"{name}: as on the CPU, forward and backward", partial(as_on_cpu, device, method, causal)))
     found += [
         ("opened slots: as on the CPU, forward and backward", lambda: as_on_cpu(device, "mean", False, open_slots=2)),
         (
@@ -95,12 +95,12 @@ def difference(actual: Tensor, expected: Tensor, most: float) -> str | None:
     return None if error <= most else f"off by {error:.1e} of its size"
 
 
-def as_on_cpu(device: torch.device, method: str, causal: bool, **options: int) -> str | None:
+def as_on_cpu(device: torch.device, method: str, causal: bool, **options: Any) -> str | None:
     """Compare the output and the gradient of the input with those of the CPU in float64, with padding."""
-    more = {"causal": True, "block_size": 16} if causal else {}
+    more: dict[str, Any] = {"causal": True, "block_size": 16} if causal else {}
     layer = LinearMultiheadAttention(
         WIDTH, HEADS, seq_len=N, proj_k=K, method=method, batch_first=True, **more, **options
-    )  # type: ignore[arg-type]
+    )
     x, ignore = torch.randn(2, N - 7, WIDTH), torch.zeros(2, N - 7, dtype=torch.bool)
     ignore[1, 40:] = True
     results = []

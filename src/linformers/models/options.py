@@ -150,7 +150,12 @@ class StackOptions(Shared):
             value = getattr(self, field.name)
             at_most(field.name, value if isinstance(value, int | list | tuple) else None, SIZE)
         k = self.dim_k if isinstance(self.dim_k, int) else max(self.dim_k, default=0)
-        sizes = {"vocabulary": vocabulary, "n": self.input_size or 0, "width": self.channels, "layers": self.depth}
+        sizes: dict[str, Any] = {
+            "vocabulary": vocabulary,
+            "n": self.input_size or 0,
+            "width": self.channels,
+            "layers": self.depth,
+        }
         learned = isinstance(self.method, str) and self.method == "learnable"
         slots = k if learned and self.kind == "linformer" and not self.causal else 0
         check_parameters(

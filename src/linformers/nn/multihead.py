@@ -114,8 +114,8 @@ class LinearMultiheadAttention(TorchMaps):
         whole(proj_k=proj_k)
         at_least_one(proj_k=proj_k)
         sizes = {"seq_len": seq_len, "proj_k": proj_k, "block_size": block_size, "local_window": local_window}
-        for name, size in sizes.items():
-            at_most(name, size, SIZE)
+        for which, number in sizes.items():
+            at_most(which, number, SIZE)
         one_of("param_sharing", param_sharing, SHARINGS)
         whole(local_window=local_window, open_slots=open_slots, open_reach=open_reach)
         share(dropout=dropout)
@@ -130,8 +130,8 @@ class LinearMultiheadAttention(TorchMaps):
             if value and (add_bias_kv or add_zero_attn):
                 extra = "add_bias_kv" if add_bias_kv else "add_zero_attn"
                 raise ValueError(f"{extra}=True cannot be combined with {name}={value}")
-        for name, value, default in (("method", method, "learnable"), ("start", start, "random")):
-            if projection is not None and not (isinstance(value, str) and value == default):
+        for name, choice, default in (("method", method, "learnable"), ("start", start, "random")):
+            if projection is not None and not (isinstance(choice, str) and choice == default):
                 raise ValueError(f"{name} has no meaning beside projection, which is used as it is; leave {name} out")
         not_negative(local_window=local_window, open_slots=open_slots)
         at_least_one(open_reach=open_reach)
