@@ -9,7 +9,6 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linformers.hf.modeling import LinformerPreTrainedModel
 from linformers.labels import IGNORED
 from linformers.models.processes import obstacles
 from linformers.models.stack import Linformer
@@ -81,18 +80,18 @@ def check_split(settings: Settings, model: Any) -> None:
     if not ranks.splits:
         return
     asked = f"--sequence-parallel {size}"
-    if not isinstance(model, LinformerPreTrainedModel):
+    stacks = [one for one in model.modules() if isinstance(one, Linformer)]
+    if not stacks:
         raise ValueError(
             f"{asked} is for the models of this package, and --from {settings.source} is none; leave it out"
         )
     if settings.long == "windows":
         raise ValueError(f"{asked} splits one sequence, and --long windows reads several short ones; give one of them")
     with spoken():
-        for stack in model.modules():
-            if isinstance(stack, Linformer):
-                for why in obstacles(stack.layers, stack.projection, stack.context_projection):
-                    quoted = str(why).replace("'", "")
-                    raise ValueError(f"{asked} is not possible with this model: {quoted}")
+        for stack in stacks:
+            for why in obstacles(stack.layers, stack.projection, stack.context_projection):
+                quoted = str(why).replace("'", "")
+                raise ValueError(f"{asked} is not possible with this model: {quoted}")
     multiple = multiple_of(model)
     for name, n in (("--n", settings.n), *([("--target-n", settings.target_n)] if settings.task == "seq2seq" else [])):
         if n <= (size - 1) * multiple:
