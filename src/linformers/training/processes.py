@@ -49,6 +49,8 @@ def join(timeout: float) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     store, _, _ = next(rendezvous("env://"))
+    # torchrun keeps its store when it starts the processes again; they must not read addresses of those that ended.
+    store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     _store = PrefixStore("linformers", store)
     dist.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
