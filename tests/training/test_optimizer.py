@@ -8,6 +8,7 @@ import pytest
 from linformers.projections.make import projection_parameters
 from linformers.training import Settings
 from linformers.training.models import build
+from linformers.training.ranks import Ranks
 from linformers.training.trainer import RunTrainer, arguments
 
 
@@ -31,7 +32,7 @@ def test_projections_take_smaller_steps_and_do_not_decay(sharing: str, tmp_path:
     ).filled()
     model = build(settings, Tokenizer(pad_token_id=0, bos_token_id=1, eos_token_id=2), [])
     trainer = RunTrainer.__new__(RunTrainer)
-    trainer.model, trainer.settings, trainer.optimizer = model, settings, None
+    trainer.model, trainer.settings, trainer.optimizer, trainer.ranks = model, settings, None, Ranks()
     trainer.args, trainer.optimizer_cls_and_kwargs = arguments(settings, tmp_path), None
     rates = {}
     for group in trainer.create_optimizer().param_groups:

@@ -148,7 +148,8 @@ class StackOptions(Shared):
         at_most("depth", self.depth, LAYERS)
         for field in fields(self):
             value = getattr(self, field.name)
-            at_most(field.name, value if isinstance(value, int | list | tuple) else None, SIZE)
+            given = value if isinstance(value, list | tuple) else [value]
+            at_most(field.name, [one for one in given if isinstance(one, int)], SIZE)  # not of a pair of projections
         k = self.dim_k if isinstance(self.dim_k, int) else max(self.dim_k, default=0)
         sizes: dict[str, Any] = {
             "vocabulary": vocabulary,
