@@ -180,6 +180,7 @@ def test_complexity_measures_every_slot_below_n() -> None:
         complexity.Settings(layer="decoder")
 
 
+@pytest.mark.thorough  # a process for each cell; peak memory is tested with one of them
 def test_complexity_of_an_encoder_layer_with_memory() -> None:
     settings = complexity.Settings(
         lengths=(64,), slots=(4,), d=8, heads=2, rounds=1, threads=1, layer="encoder", memory=True
