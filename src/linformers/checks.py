@@ -73,6 +73,15 @@ def share(**values: Any) -> None:
             raise ValueError(f"{name} must be between 0 and 1, got {value}")
 
 
+def positive(**values: Any) -> None:
+    """Raise an error that names the first value that is not a number above 0."""
+    given(**values)
+    finite(**values)
+    for name, value in values.items():
+        if value <= 0:
+            raise ValueError(f"{name} must be above 0, got {value}")
+
+
 def flag(**values: Any) -> None:
     """Raise a TypeError that names the first value that is not True or False; 1 and 0 count as such."""
     for name, value in values.items():

@@ -1,9 +1,10 @@
 """The configuration: its names, its defaults, and what it refuses."""
 
 import pytest
+import torch
 from hf_cases import C, K, N, make_config
 
-from linformers.hf import LinformerConfig
+from linformers.hf import LinformerConfig, LinformerForMaskedLM
 
 
 def test_defaults_are_those_of_a_text_model():
@@ -88,3 +89,24 @@ def test_a_target_begins_with_its_own_token():
     assert make_config(bos_token_id=4, decoder_start_token_id=5).encoder_decoder().decoder_start_token_id == 5
     with pytest.raises(ValueError, match="type_vocab_size=2"):
         make_config(type_vocab_size=2).encoder_decoder()
+
+
+def test_the_scale_of_embeddings_is_saved_and_checked(tmp_path):
+    torch.manual_seed(0)
+    config = LinformerConfig(
+        vocab_size=997,
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        embedding_scale=0.02,
+        type_vocab_size=2,
+    )
+    model = LinformerForMaskedLM(config).eval()
+    assert model.get_input_embeddings().weight.std().item() == pytest.approx(0.02, rel=0.02)
+    model.save_pretrained(tmp_path)
+    again = LinformerForMaskedLM.from_pretrained(tmp_path).eval()
+    assert again.config.embedding_scale == again.model.body.embedding_scale == 0.02
+    ids = torch.arange(7)[None]
+    torch.testing.assert_close(again(ids).logits, model(ids).logits, rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"embedding_scale must be above 0, got -1\.0"):
+        LinformerConfig(embedding_scale=-1.0)

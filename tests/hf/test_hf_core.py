@@ -20,6 +20,7 @@ OPTIONS = [
     ({"sharing": "none", "attention_bias": True}, {"parameter_sharing": "none", "qkv_bias": True}),
     ({"method": "mean", "norm": "post", "gated": True}, {"method": "mean", "norm": "post", "gated": True}),
     ({"position_embedding_type": "learned", "local_kernel": 0}, {"positions": "learned", "local_kernel": 0}),
+    ({"embedding_scale": 0.1}, {"embedding_scale": 0.1}),
     (
         {"position_embedding_type": "rotary", "head_dim": 4, "num_key_value_heads": 1, "hidden_act": "silu"},
         {"positions": "rotary", "dim_d": 4, "kv_heads": 1, "activation": "silu"},

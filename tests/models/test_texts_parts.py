@@ -51,6 +51,30 @@ def test_learned_positions_have_a_row_for_each_position():
     assert touched.tolist() == [True] * 5 + [False] * (N - 5)
 
 
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
+def test_the_scale_of_embeddings_is_that_of_tokens_positions_and_tied_logits(positions):
+    torch.manual_seed(0)
+    options = {"positions": positions, "tie_weights": True, "dim_k": 3, "local_kernel": 0}
+    scales = {
+        scale: LinformerLM(997, 101, 128, embedding_scale=scale, **options).eval().requires_grad_(False)
+        for scale in (1.0, 0.02)
+    }
+    for scale, model in scales.items():
+        assert model.body.token_emb.weight.std().item() == pytest.approx(scale, rel=0.02)
+        placed = model.body._place(torch.zeros(1, 101, 128), torch.arange(101)[None])
+        size = scale * (0.5**0.5 if positions == "sinusoidal" else 1)
+        assert placed.square().mean().sqrt().item() == pytest.approx(size, rel=0.1)
+        assert 0.5 < model(torch.randint(997, (2, 101))).std() < 2
+
+
+@pytest.mark.parametrize(
+    "scale, message", [(0.0, "must be above 0, got 0.0"), (float("inf"), "must be a finite number")]
+)
+def test_the_scale_of_embeddings_is_checked(scale, message):
+    with pytest.raises(ValueError, match=f"embedding_scale {message}"):
+        make_lm(embedding_scale=scale)
+
+
 def test_features_are_what_the_logits_come_from():
     model, features = make_lm(emb_dim=7), make_lm(emb_dim=7, return_emb=True)
     missing, unexpected = features.load_state_dict(model.state_dict(), strict=False)

@@ -73,6 +73,7 @@ def test_the_default_block_size_is_valid(n, k):
         ({"patience": -1}, "--patience must not be negative, got -1"),
         ({"dropout": 1.5}, "--dropout must be from 0 to 1, got 1.5"),
         ({"mask_share": 1.0}, "--mask-share must be between 0 and 1, got 1.0"),
+        ({"embedding_scale": 0.0}, "--embedding-scale must be more than 0, got 0.0"),
         ({"learning_rate": 0.0}, "--learning-rate must be more than 0, got 0.0"),
         ({"task": "nlp"}, "--task must be one of 'mlm', 'clm', 'seq2seq', 'classify'; got 'nlp'"),
         ({"preset": "huge"}, "--preset must be one of 'tiny', 'small', 'base'; got 'huge'"),

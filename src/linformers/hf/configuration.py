@@ -11,7 +11,7 @@ from typing import Any, Self
 from transformers import PreTrainedConfig
 
 from linformers import limits
-from linformers.checks import one_of
+from linformers.checks import one_of, positive
 from linformers.files.checked import of_type, whole
 from linformers.models.options import CHOICES, Shared
 from linformers.ops.blocks import block_sizes
@@ -40,6 +40,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
         hidden_dropout_prob: on the embeddings and in the feed-forward layers.
         attention_probs_dropout_prob: on the attention weights and on the output of attention.
         classifier_dropout: before a classifier; None means ``hidden_dropout_prob``.
+        embedding_scale: standard deviation of the initial embeddings, unless ``initializer_range`` is given, and amplitude of sinusoidal positions.
         initializer_range: standard deviation of the initial weights of linear maps and embeddings; None initialises every module
             as :class:`linformers.Linformer` does.
         layer_norm_eps: added to the variance by the norms.
@@ -99,6 +100,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
     hidden_dropout_prob: float = 0.1
     attention_probs_dropout_prob: float = 0.1
     classifier_dropout: float | None = None
+    embedding_scale: float = 1.0
     initializer_range: float | None = None
     layer_norm_eps: float = 1e-5
     norm: str = "pre"
@@ -266,6 +268,7 @@ class LinformerConfig(Shared, PreTrainedConfig):
             share = getattr(self, name)
             if share is not None and not 0 <= share <= 1:
                 raise ValueError(f"{name} must be from 0 to 1, got {share}")
+        positive(embedding_scale=self.embedding_scale)
         if self.type_vocab_size < 0:
             raise ValueError(f"type_vocab_size must not be negative, got {self.type_vocab_size}; 0 means none")
         for name in ("vocab_size", "hidden_size", "intermediate_size", "cross_proj_k"):

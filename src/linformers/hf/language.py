@@ -28,8 +28,9 @@ class LanguageModel(LinformerPreTrainedModel):
 
     def logits(self, x: Tensor) -> Tensor:
         """Features ``(..., ch)`` to logits ``(..., v)``."""
-        # As in LinformerLM: an embedding has unit variance, so the initial logits of a tied head would be far too large.
-        return self.lm_head(x * self.config.hidden_size**-0.5 if self.config.tie_word_embeddings else x)
+        if self.config.tie_word_embeddings:  # as in LinformerLM: so that the initial logits have unit variance
+            x = x * (self.config.hidden_size**-0.5 / self.config.embedding_scale)
+        return self.lm_head(x)
 
 
 class LinformerForMaskedLM(LanguageModel):

@@ -103,7 +103,9 @@ class LinformerPreTrainedModel(PreTrainedModel):
             initialization.normal_(module.weight, std=std)
             if isinstance(module, nn.Linear) and module.bias is not None:
                 initialization.zeros_(module.bias)
-        elif isinstance(module, nn.Linear | nn.Embedding | nn.Conv1d | nn.LayerNorm):
+        elif isinstance(module, nn.Embedding):
+            initialization.normal_(module.weight, std=self.config.embedding_scale)
+        elif isinstance(module, nn.Linear | nn.Conv1d | nn.LayerNorm):
             module.reset_parameters()
 
     def _features(
@@ -159,6 +161,7 @@ class LinformerModel(LinformerPreTrainedModel):
             config.hidden_size,
             config.slots,
             positions=config.position_embedding_type,
+            embedding_scale=config.embedding_scale,
             dropout_tokens=config.hidden_dropout_prob,
             dim_ff=config.intermediate_size,
             dim_d=config.head_dim,

@@ -30,6 +30,8 @@ class LinformerClassifier(nn.Module):
         pooling: ``"mean"`` over the real tokens, ``"first"`` token, or ``"attention"``, a learned weighted mean.
         emb_dim: channels of the embedding; None means ``channels``.
         positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
+        embedding_scale: standard deviation of the initial embeddings of tokens and of learned positions, and amplitude of sinusoidal ones.
+            Adam moves small embeddings faster: 0.02 learns faster from few texts.
         dropout_tokens: on the embedded tokens.
         options: those of :class:`Linformer`; the text models use ``norm="pre"`` and ``local_kernel=5`` by default.
     """

@@ -32,6 +32,8 @@ class LinformerLM(nn.Module):
         return_emb: return features ``(b, n, emb_dim)`` instead of logits.
         tie_weights: use the matrix of the embedding for the output.
         positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
+        embedding_scale: standard deviation of the initial embeddings of tokens and of learned positions, and amplitude of sinusoidal ones.
+            Adam moves small embeddings faster: 0.02 learns faster from few texts.
         dropout_tokens: on the embedded tokens.
         options: those of :class:`Linformer`; the text models use ``norm="pre"`` and ``local_kernel=5`` by default. With
             ``context_size`` it is a decoder that reads the output of any encoder, as ``context``.
@@ -88,8 +90,8 @@ class LinformerLM(nn.Module):
         """Features ``(..., emb_dim)`` to logits ``(..., num_tokens)``; with ``return_emb`` the features themselves."""
         if self.to_logits is not None:
             return self.to_logits(x)
-        if self.tied:  # the embedding has unit variance; without the factor, initial logits would be far too large
-            return F.linear(x * self.body.emb_dim**-0.5, self.body.token_emb.weight)
+        if self.tied:  # so that the initial logits have unit variance, whatever the scale of the embedding is
+            return F.linear(x * (self.body.emb_dim**-0.5 / self.body.embedding_scale), self.body.token_emb.weight)
         return x
 
     def memory(self, context: Tensor, mask: Tensor | None = None) -> list[Memory]:

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, fields
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
-from linformers.checks import at_least, at_least_one, not_negative, of_types, one_of, share
+from linformers.checks import at_least, at_least_one, not_negative, of_types, one_of, positive, share
 from linformers.limits import LAYERS, SIZE, at_most, check_parameters, parameters
 from linformers.nn.feedforward import ACTIVATIONS
 from linformers.projections.dense import STARTS
@@ -302,12 +302,14 @@ class TokenOptions(StackOptions, _Tokens):
     local_kernel: int = 5
     emb_dim: int | None = None
     positions: str = "sinusoidal"
+    embedding_scale: float = 1.0
     dropout_tokens: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least_one(num_tokens=self.num_tokens, emb_dim=self.emb_dim)
         share(dropout_tokens=self.dropout_tokens)
+        positive(embedding_scale=self.embedding_scale)
         self._check_sizes(self.num_tokens)
         one_of("positions", self.positions, CHOICES["positions"])
         self.rotary = self.rotary or self.positions == "rotary"

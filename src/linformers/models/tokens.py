@@ -34,23 +34,27 @@ class TokenStack(nn.Module):
         dim_k: slots.
         emb_dim: channels of the embedding and of the features; None means ``channels``.
         positions: ``"sinusoidal"``, ``"learned"``, ``"rotary"`` or ``"none"``.
+        embedding_scale: standard deviation of the initial embeddings of tokens and of learned positions, and amplitude of sinusoidal ones.
         dropout_tokens: on the embedded tokens.
         options: those of :class:`Linformer`.
     """
+
+    embedding_scale = 1.0  # of models that were saved as a whole before it was an option
 
     @takes(TokenOptions)
     def __init__(self, options: TokenOptions) -> None:
         super().__init__()
         channels = options.channels
         self.input_size, self.emb_dim = options.input_size, options.emb_dim or channels
-        self.token_emb = nn.Embedding(options.num_tokens, self.emb_dim)
+        scale = self.embedding_scale = options.embedding_scale
+        self.token_emb = embedding(options.num_tokens, self.emb_dim, scale)
         self.pos_emb: nn.Module | None = None
         if options.positions == "sinusoidal":
-            self.pos_emb = SinusoidalPositions(self.emb_dim)
+            self.pos_emb = SinusoidalPositions(self.emb_dim, scale=scale)
         elif options.positions == "learned":
             if options.input_size is None:
                 raise ValueError("positions='learned' needs a maximum length; give input_size, or use other positions")
-            self.pos_emb = nn.Embedding(options.input_size, self.emb_dim)
+            self.pos_emb = embedding(options.input_size, self.emb_dim, scale)
         self.owned: Owned | None = None  # which rows of learned positions this process has, if not all
         self.dropout_tokens = Dropout(options.dropout_tokens)
         self.linformer = Linformer(**arguments(options, StackOptions))
@@ -167,3 +171,12 @@ class TokenStack(nn.Module):
     def num_tokens(self) -> int:
         """The size of the vocabulary."""
         return self.token_emb.num_embeddings
+
+
+def embedding(size: int, channels: int, scale: float) -> nn.Embedding:
+    """An embedding whose initial values have this standard deviation."""
+    made = nn.Embedding(size, channels)
+    if scale != 1:
+        with torch.no_grad():
+            made.weight.mul_(scale)
+    return made

@@ -11,18 +11,26 @@ from torch import Tensor, nn
 
 
 class SinusoidalPositions(nn.Module):
-    """Fixed sine and cosine waves of decreasing frequency, for any length."""
+    """Fixed sine and cosine waves of decreasing frequency, for any length.
 
-    def __init__(self, channels: int, base: float = 10000.0) -> None:
+    Args:
+        channels: of the embeddings that they are added to.
+        base: the longest wave has about this many positions.
+        scale: their amplitude.
+    """
+
+    scale = 1.0  # of models that were saved as a whole before it was an option
+
+    def __init__(self, channels: int, base: float = 10000.0, scale: float = 1.0) -> None:
         super().__init__()
-        self.channels, self.base = channels, base
+        self.channels, self.base, self.scale = channels, base, scale
 
     def forward(self, positions: Tensor) -> Tensor:
         """Positions ``(...)`` to ``(..., channels)``, in float32."""
         half = -(-self.channels // 2)
         frequency = self.base ** (-torch.arange(half, device=positions.device) / half)
         angle = positions[..., None] * frequency
-        return torch.cat([angle.sin(), angle.cos()], -1)[..., : self.channels]
+        return torch.cat([angle.sin(), angle.cos()], -1)[..., : self.channels] * self.scale
 
 
 class Rotation(NamedTuple):

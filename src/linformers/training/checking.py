@@ -36,7 +36,7 @@ def check(values: dict[str, Any]) -> None:
     for name in ("mask_share", "noise_share"):
         if not 0 < values[name] < 1:
             raise ValueError(f"{option(name)} must be between 0 and 1, got {values[name]}")
-    for name in ("learning_rate", "projection_rate", "body_rate", "epochs", "timeout"):
+    for name in ("learning_rate", "projection_rate", "body_rate", "embedding_scale", "epochs", "timeout"):
         if name in values and not values[name] > 0:
             raise ValueError(f"{option(name)} must be more than 0, got {values[name]}")
     check_meaning(values)

@@ -90,6 +90,7 @@ def configuration(settings: Settings, tokenizer: Any, labels: list[str], several
         intermediate_size=settings.feedforward,
         max_position_embeddings=settings.n,
         position_embedding_type=settings.positions,
+        embedding_scale=settings.embedding_scale,
         hidden_dropout_prob=settings.dropout,
         attention_probs_dropout_prob=settings.dropout,
         pooling=settings.pooling,

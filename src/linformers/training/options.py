@@ -23,7 +23,7 @@ CALLED = {
 SAME = (
     *(field.name for field in fields(Shared)),
     *("vocab_size", "mask_share", "noise_share", "token_dropout", "label_column", "label_separator", "target_column"),
-    *("pooling", "noise"),
+    *("pooling", "noise", "embedding_scale"),
 )
 RENAMED = {"source": "from"}  # a field cannot be called `from`
 SETTINGS = {name: setting for setting, names in CALLED.items() for name in names} | {name: name for name in SAME}

@@ -203,6 +203,7 @@ def linformer_shape(config: LinformerConfig, task: str) -> dict[str, Any]:
         "k": slots if isinstance(slots, int) else max(slots),
         "sharing": config.sharing,
         "positions": config.position_embedding_type,
+        "embedding_scale": config.embedding_scale,
         "dropout": config.hidden_dropout_prob,
         "pooling": config.pooling,
         **config.shared(),

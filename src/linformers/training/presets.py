@@ -28,6 +28,7 @@ DEFAULTS: dict[str, Any] = {
     "sharing": "layerwise",
     "local_kernel": 5,
     "positions": "sinusoidal",
+    "embedding_scale": 1.0,
     "norm": "pre",
     "pooling": "mean",
     "long": "cut",

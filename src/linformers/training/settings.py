@@ -101,6 +101,9 @@ class Settings:
         How many positions back clm can open slots; decoding keeps the exact keys of these. By default all.
     positions
         Position embeddings: sinusoidal, learned, rotary, or none.
+    embedding_scale
+        Standard deviation of the initial embeddings of tokens and of learned positions, and amplitude of sinusoidal ones; small ones learn
+        faster.
     width
         Channels of the model (hidden size).
     depth
@@ -215,6 +218,7 @@ class Settings:
     open_slots: int = UNSET
     open_reach: int = UNSET
     positions: Positions = UNSET
+    embedding_scale: float = UNSET
     width: int = UNSET
     depth: int = UNSET
     heads: int = UNSET
