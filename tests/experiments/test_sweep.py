@@ -143,7 +143,7 @@ def test_bases_and_counts_without_a_meaning():
 
 
 def test_settings_become_options_and_back():
-    settings = dataclasses.replace(BASE, data=("a b", "c"), gated=True, seed=1)
+    settings = dataclasses.replace(BASE, data=("a b", "c"), gated=True, tie=False, seed=1)
     words = sweep.arguments(settings)
     assert words[words.index("--max-steps") + 1] == "20"
     assert "--gated" in words

@@ -51,7 +51,7 @@ def test_epochs_are_passes_over_the_training_part(labelled, tmp_path):
 
 
 def test_a_classifier_stops_early_and_old_runs_do_not(labelled, tmp_path):
-    assert Settings(task="classify").filled().patience == 3
+    assert Settings(task="classify").filled().patience == 5
     assert Settings(task="clm").filled().patience == 0
     out = tmp_path / "run"
     options = {"learning_rate": 0.5, "warmup": 0.0, "schedule": "constant", "max_steps": 40, "eval_steps": 1}

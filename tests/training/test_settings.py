@@ -9,6 +9,7 @@ from linformers.ops.blocks import block_sizes
 from linformers.training import PRESETS, Settings
 from linformers.training.models import complete, configuration
 from linformers.training.options import SETTINGS, in_options
+from linformers.training.presets import DEFAULTS, SIZES
 from linformers.training.settings import decoder_slots, default_block
 
 
@@ -35,9 +36,24 @@ def test_presets_fill_everything_in(preset, task):
     for name, value in dataclasses.asdict(filled).items():
         assert value is not None or name in optional or (name == "block_size" and not causal), name
     assert filled.filled() == filled
-    assert filled.k == filled.n // 4
+    assert filled.k == (SIZES["classify"][preset]["k"] if task == "classify" else filled.n // 4)
     if causal:  # slots are used: there are more than the two blocks that are seen exactly
         assert filled.n // block_sizes(filled.n, filled.k, filled.block_size)[0] >= 4
+
+
+def test_the_slots_of_classify_follow_the_length_unless_content_chooses_them():
+    assert Settings(task="classify", n=100).filled().k == SIZES["classify"]["small"]["k"]
+    assert Settings(task="classify", n=100, method="learnable").filled().k == 25
+    assert Settings(task="classify", n=100, k=7).filled().k == 7
+
+
+def test_embeddings_start_small_in_new_runs_alone():
+    """A run that was saved before the setting existed has embeddings of variance 1; a source decides its own."""
+    for task in ("mlm", "clm", "classify"):
+        assert Settings(task=task).filled().embedding_scale == 0.02
+    saved = Settings(**{**DEFAULTS, "task": "clm", "preset": "tiny"}).filled()
+    assert (saved.embedding_scale, saved.tie) == (1.0, False)
+    assert Settings(task="clm", source="run").filled().embedding_scale == DEFAULTS["embedding_scale"]
 
 
 class Tokens:

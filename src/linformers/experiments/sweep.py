@@ -258,11 +258,11 @@ def arguments(settings: Settings) -> list[str]:
 
 
 def as_planned(settings: Settings, out: Path) -> Settings:
-    """The settings; where the options of slots are not given, those of an existing comparison, because defaults may have changed since."""
+    """The settings; where options whose defaults depend on the task are not given, those of an existing comparison, because defaults may have changed since."""
     if not is_comparison(out):
         return settings
     saved, given = read_plan(out)[0], settings.given()
-    names = ("method", "sharing", "start", "open_slots", "open_reach")
+    names = ("method", "sharing", "start", "open_slots", "open_reach", "tie", "embedding_scale")
     # The comparison may be from a version without these settings.
     known = {**{name: DEFAULTS.get(name) for name in names}, **saved}
     return dataclasses.replace(settings, **{name: known[name] for name in names if name not in given})

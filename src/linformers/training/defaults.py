@@ -9,6 +9,7 @@ def with_defaults(
     names: Collection[str],
     defaults: Mapping[str, Any],
     presets: Mapping[str, Mapping[str, Any]],
+    sizes: Mapping[str, Mapping[str, Mapping[str, Any]]],
     vocabulary: Mapping[str, int],
     words: Mapping[str, str],
 ) -> str:
@@ -19,6 +20,7 @@ def with_defaults(
         names: of all settings.
         defaults: those that do not depend on the preset.
         presets: the values of each preset.
+        sizes: those of tasks that have others.
         vocabulary: replaces ``{vocabulary}``.
         words: further marks in the text, and what replaces them.
     """
@@ -27,7 +29,7 @@ def with_defaults(
     words = {"{vocabulary}": by_preset(vocabulary), **words}
     for line in [*text.splitlines(), ""]:
         if (line.strip() in names or not line.strip()) and name:  # the text of the previous setting ends here
-            lines[-1] += default_of(name, defaults, presets)
+            lines[-1] += default_of(name, defaults, presets, sizes)
         name = line.strip() if line.strip() in names else name if line.strip() else ""
         for mark, replacement in words.items():
             line = line.replace(mark, replacement)
@@ -35,13 +37,25 @@ def with_defaults(
     return "\n".join(lines)
 
 
-def default_of(name: str, defaults: Mapping[str, Any], presets: Mapping[str, Mapping[str, Any]]) -> str:
+def default_of(
+    name: str,
+    defaults: Mapping[str, Any],
+    presets: Mapping[str, Mapping[str, Any]],
+    sizes: Mapping[str, Mapping[str, Mapping[str, Any]]],
+) -> str:
     """A sentence about the default of a setting; nothing if it depends on the others."""
     if name in defaults:
         value = defaults[name]
         return f" Default: {('yes' if value else 'no') if isinstance(value, bool) else value}."
-    values = {preset: sizes[name] for preset, sizes in presets.items() if name in sizes}
-    return f" Default by preset: {by_preset(values)}." if values else ""
+    values = {preset: known[name] for preset, known in presets.items() if name in known}
+    if not values:
+        return ""
+    others = [
+        f"; for {task} {by_preset({preset: known.get(name, values[preset]) for preset, known in own.items()})}"
+        for task, own in sizes.items()
+        if any(name in known for known in own.values())
+    ]
+    return f" Default by preset: {by_preset(values)}{''.join(others)}."
 
 
 def by_preset(values: Mapping[str, Any]) -> str:

@@ -20,9 +20,22 @@ from linformers.ops.blocks import block_sizes
 from linformers.projections.dense import Start
 from linformers.projections.make import MethodName, Sharing
 from linformers.training.checking import check
-from linformers.training.defaults import with_defaults
+from linformers.training.defaults import by_preset, with_defaults
 from linformers.training.options import option, spoken
-from linformers.training.presets import ASSIGNED, BY_TASK, DEFAULTS, FROM, OPENED, PRESETS, SLOTS, VOCABULARY, slots_of
+from linformers.training.presets import (
+    ASSIGNED,
+    BY_TASK,
+    DEFAULTS,
+    FROM,
+    OPENED,
+    PRESETS,
+    SIZES,
+    SLOTS,
+    SMALL_START,
+    STOPPING,
+    VOCABULARY,
+    usual,
+)
 
 Preset = Literal["tiny", "small", "base"]
 Precision = Literal["fp32", "bf16"]
@@ -78,7 +91,7 @@ class Settings:
     target_n
         The longest target of seq2seq; by default n.
     k
-        Slots of each layer; by default n/4.
+        Slots of each layer; by default n/4, and for classify with content slots {slots}.
     sharing
         Which projections are shared: none, headwise (by all heads), kv (also by keys and values), or layerwise (also by all layers).
     method
@@ -111,7 +124,7 @@ class Settings:
     heads
         Attention heads of each layer.
     feedforward
-        Hidden channels of the feed-forward layers; by default 4 times the width.
+        Hidden channels of the feed-forward layers; by default 4 times the width, and twice for classify.
     norm
         Layer norms before (pre) or after (post) each branch of a layer.
     pooling
@@ -277,7 +290,7 @@ class Settings:
         given = self.given()
         preset = one_of("--preset", given.get("preset", DEFAULTS["preset"]), tuple(PRESETS))
         task = one_of("--task", given.get("task", DEFAULTS["task"]), get_args(Task))
-        values = {**DEFAULTS, **BY_TASK.get(task, {}), **slots_of(task, given), **PRESETS[preset], **given}
+        values = {**usual(task, preset, given), **given}
         one_of("--precision", values["precision"], get_args(Precision))
         one_of("--schedule", values["schedule"], get_args(Schedule))
         check_types(values, option)
@@ -358,18 +371,23 @@ def check_types(values: Mapping[str, Any], name_of: Callable[[str], str] = str) 
 
 
 WORDS = {
+    "{slots}": by_preset({preset: sizes["k"] for preset, sizes in SIZES["classify"].items()}),
     "{rates}": f"{FROM['linformer']['rate']} times that of the preset, and {FROM['encoder']['learning_rate']:g} for an encoder",
     "{epochs}": str(FROM["classify"]["epochs"]),
 }
 ASSIGNING, OPENING = (" and ".join(task for task in SLOTS if SLOTS[task] is kind) for kind in (ASSIGNED, OPENED))
+TYING = " and ".join(task for task, values in BY_TASK.items() if values.get("tie"))
 SHOWN = {
     **DEFAULTS,
-    "patience": f"{DEFAULTS['patience']}, and {BY_TASK['classify']['patience']} for classify",
+    **{name: f"{DEFAULTS[name]}, and {value} for classify" for name, value in STOPPING["classify"].items()},
+    "label_smoothing": f"{DEFAULTS['label_smoothing']}, and {BY_TASK['classify']['label_smoothing']} for classify without --from",
+    "tie": f"no, and yes for {TYING}",
+    "embedding_scale": f"{SMALL_START['embedding_scale']}, and {DEFAULTS['embedding_scale']} for seq2seq",
     "method": f"{ASSIGNED['method']} for {ASSIGNING}, {OPENED['method']} for {OPENING}",
     "sharing": f"{DEFAULTS['sharing']}, and {ASSIGNED['sharing']} for content",
     "open_slots": f"{OPENED['open_slots']} for {OPENING} without --method, otherwise {DEFAULTS['open_slots']}",
 }
-Settings.__doc__ = with_defaults(Settings.__doc__ or "", [*TYPES], SHOWN, PRESETS, VOCABULARY, WORDS)
+Settings.__doc__ = with_defaults(Settings.__doc__ or "", [*TYPES], SHOWN, PRESETS, SIZES, VOCABULARY, WORDS)
 
 
 def decoder_slots(k: int, n: int, length: int) -> int:
