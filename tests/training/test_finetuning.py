@@ -117,7 +117,7 @@ def test_hidden_tokens_need_a_token_to_hide_them_with(labelled, tmp_path):
     tokenizer.mask_token = tokenizer.unk_token = None
     tokenizer.save_pretrained(tmp_path / "bare")
     options = {"tokenizer": str(tmp_path / "bare"), "token_dropout": 0.1}
-    message = "the tokeniser of .*table.csv has neither a mask nor an unknown token .*; leave --token-dropout out"
+    message = "the tokeniser of .*table.csv has neither a mask nor an unknown token .*; give --token-dropout 0"
     with pytest.raises(ValueError, match=message):
         run("classify", labelled.parent / "table.csv", tmp_path / "run", **options)
     assert not list((tmp_path / "run").glob("[!.]*"))
@@ -130,7 +130,7 @@ def test_texts_with_several_classes(name, several, tmp_path):
         "tokenizer": "words",
         **{"max_steps": 60, "save_steps": 60, "eval_steps": 30, "log_steps": 30, "batch_size": 16, "dropout": 0.0},
         "learning_rate": 0.02,
-        "class_weights": "balanced",
+        **{"class_weights": "balanced", "token_dropout": 0.0},
     }
     results = run("classify", several / name, out, **options, label_separator=";" if name.endswith("csv") else None)
     opened = load_run(out)

@@ -287,7 +287,7 @@ class Special:
         found = next((i for i in (self._mask, self._unknown) if i is not None), None)
         if found is None:
             raise ValueError(
-                f"the tokeniser of {self._where} has neither a mask nor an unknown token to hide others with; leave token_dropout out"
+                f"the tokeniser of {self._where} has neither a mask nor an unknown token to hide others with; give token_dropout=0"
             )
         return int(found)
 

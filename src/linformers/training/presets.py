@@ -24,14 +24,14 @@ PRESETS: dict[str, dict[str, Any]] = {
 SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "classify": {
         "tiny": {
-            "n": 256, "k": 16, "width": 64, "depth": 1, "feedforward": 128, "dropout": 0.3, "learning_rate": 3e-3,
+            "n": 512, "k": 16, "width": 64, "depth": 1, "feedforward": 128, "dropout": 0.3, "learning_rate": 3e-3,
         },
         "small": {
-            "n": 512, "k": 16, "width": 64, "depth": 1, "heads": 4, "feedforward": 128, "dropout": 0.5, "learning_rate": 3e-3,
-            "max_steps": 3000,
+            "n": 1024, "k": 16, "width": 64, "depth": 1, "heads": 4, "feedforward": 128, "dropout": 0.5, "learning_rate": 3e-3,
+            "max_steps": 4000,
         },
         "base": {
-            "n": 1024, "k": 32, "width": 128, "depth": 2, "heads": 4, "feedforward": 256, "dropout": 0.5, "batch_size": 16,
+            "n": 2048, "k": 32, "width": 128, "depth": 2, "heads": 4, "feedforward": 256, "dropout": 0.5, "batch_size": 16,
             "learning_rate": 3e-3, "max_steps": 6000,
         },
     },
@@ -84,7 +84,7 @@ BY_TASK: dict[str, dict[str, Any]] = {
     "mlm": {**SMALL_START, "tie": True},
     "clm": {**SMALL_START, "tie": True},
     "seq2seq": {},
-    "classify": {**SMALL_START, "label_smoothing": 0.1},
+    "classify": {**SMALL_START, "label_smoothing": 0.1, "token_dropout": 0.2},
 }
 # Of a new run, with a source too: the weights that do best on all of the validation part, or on much of it, are kept.
 STOPPING: dict[str, dict[str, Any]] = {"classify": {"patience": 5, "eval_batches": 200}}

@@ -380,7 +380,10 @@ TYING = " and ".join(task for task, values in BY_TASK.items() if values.get("tie
 SHOWN = {
     **DEFAULTS,
     **{name: f"{DEFAULTS[name]}, and {value} for classify" for name, value in STOPPING["classify"].items()},
-    "label_smoothing": f"{DEFAULTS['label_smoothing']}, and {BY_TASK['classify']['label_smoothing']} for classify without --from",
+    **{
+        name: f"{DEFAULTS[name]}, and {BY_TASK['classify'][name]} for classify without --from"
+        for name in ("label_smoothing", "token_dropout")
+    },
     "tie": f"no, and yes for {TYING}",
     "embedding_scale": f"{SMALL_START['embedding_scale']}, and {DEFAULTS['embedding_scale']} for seq2seq",
     "method": f"{ASSIGNED['method']} for {ASSIGNING}, {OPENED['method']} for {OPENING}",
