@@ -178,8 +178,8 @@ def test_attention_of_other_sizes_is_refused() -> None:
     ):
         from_lucidrains(lucidrains.LinformerSelfAttention(CHANNELS, N, k=K, heads=HEADS, dim_head=5))
 
-    def attention(dim: int, full: bool, causal: torch.Tensor | None) -> tatp22.MHAttention:
-        return tatp22.MHAttention(N, dim, CHANNELS, K, HEADS, 0.0, "C0", "kv", None, None, full, causal)
+    def attention(dim: int, full: bool, causal: torch.Tensor | None, sharing: str = "kv") -> tatp22.MHAttention:
+        return tatp22.MHAttention(N, dim, CHANNELS, K, HEADS, 0.0, "C0", sharing, None, None, full, causal)
 
     with pytest.raises(
         ValueError, match="dim=5 with 3 heads: LinearMultiheadAttention has channels // nhead = 4 channels"
@@ -189,6 +189,8 @@ def test_attention_of_other_sizes_is_refused() -> None:
         from_tatp22(attention(4, True, None))
     with pytest.raises(ValueError, match=r"causal=True: .* train a linformers.LinearMultiheadAttention\(causal=True\)"):
         from_tatp22(attention(4, False, torch.ones(N, K, dtype=torch.bool)))
+    with pytest.raises(ValueError, match=r"no E and F: .* give E_proj and F_proj"):
+        from_tatp22(attention(4, False, None, "layerwise"))
 
 
 def test_other_classes_are_refused_by_name() -> None:
@@ -200,6 +202,8 @@ def test_other_classes_are_refused_by_name() -> None:
         (tatp22.Visualizer(theirs), "Visualizer; use linformers.Visualizer with the converted model"),
         (tatp22.get_EF(N, K), "got torch.nn.modules.linear.Linear"),
         (lucidrains.Linformer(CHANNELS, N, 1, k=K, heads=HEADS), "got linformer.linformer.Linformer"),
+        (lucidrains.LinformerSelfAttention(CHANNELS, N, k=K, heads=HEADS), "got linformer.linformer.LinformerSelfAtt"),
+        (torch.nn.Transformer(4, 2, 1, 1, batch_first=True), "got torch.nn.modules.transformer.Transformer"),
         (from_tatp22(theirs), "got linformers.models.stack.Linformer"),
     ):
         with pytest.raises(TypeError, match=f"from_tatp22 converts .*{words}"):
@@ -207,6 +211,8 @@ def test_other_classes_are_refused_by_name() -> None:
     for other, words in (
         (theirs, "got linformer_pytorch.linformer_pytorch.Linformer"),
         (tatp22.LinformerLM(31, N, CHANNELS, nhead=HEADS), "got linformer_pytorch.linformer_pytorch.LinformerLM"),
+        (tatp22.Padder(theirs), "got linformer_pytorch.padder.Padder"),
+        (tatp22.MHAttention(N, 4, CHANNELS, K, HEADS, 0, "C0", "kv", None, None, False, None), "got .*MHAttention"),
         (lucidrains.Linformer(CHANNELS, N, 1, k=K, heads=HEADS).net.layers[0][1].fn, "FeedForward; convert the model"),
     ):
         with pytest.raises(TypeError, match=f"from_lucidrains converts .*{words}"):

@@ -151,6 +151,21 @@ def test_detr_starts_the_projections_at_their_scale(method):
         assert 0.5 < torch.stack(squares).mean().sqrt() < 2, name
 
 
+def test_the_scale_of_many_columns_is_restored_by_a_reset():
+    """The sizes of the three lines: 8 heads that share nothing have 1,024 columns, too many for 100 queries."""
+    pixels, queries = (LinearMultiheadAttention(16, 8, seq_len=n, proj_k=64).projection for n in (850, 100))
+    for projection in (pixels, queries):
+        nn.init.xavier_uniform_(projection.weight)
+
+    def ratio(projection):
+        return projection.weight.std().item() * len(projection.weight) ** 0.5
+
+    assert 0.5 < ratio(pixels) < 2
+    assert ratio(queries) == pytest.approx((200 / 1124) ** 0.5, rel=0.05)  # as documented
+    queries.reset_parameters()
+    assert ratio(queries) == pytest.approx(1, rel=0.05)
+
+
 def test_trained_detr_loads_but_for_the_projections():
     full = Transformer(D, HEADS, nn.MultiheadAttention, nn.MultiheadAttention)
     linear = linear_detr(5, "learnable")

@@ -49,7 +49,7 @@ def from_lucidrains(model: Any) -> Linformer | LinformerLM | LinearMultiheadAtte
     if hasattr(model, "proj_k") and hasattr(model, "to_q"):
         return _attention_of_lucidrains(model)
     stack = model.linformer if hasattr(model, "to_logits") and hasattr(model, "linformer") else model
-    if not hasattr(stack, "net"):
+    if not any(hasattr(getattr(stack, "net", None), name) for name in ("blocks", "layers")):  # a Padder has a net too
         raise unknown("from_lucidrains", "Linformer, LinformerLM and LinformerSelfAttention of linformer", model)
     reversible = hasattr(stack.net, "blocks")
     pairs = [(b.f.net, b.g.net) for b in stack.net.blocks] if reversible else [tuple(pair) for pair in stack.net.layers]
@@ -146,9 +146,9 @@ def from_tatp22(model: Any) -> Linformer | LinformerLM | LinearMultiheadAttentio
     """
     if isinstance(model, nn.Module) and hasattr(model, "net") and hasattr(model.net, "input_size"):
         model = model.net  # of a Padder
-    if hasattr(model, "heads") and hasattr(model, "to_q"):
+    if hasattr(model, "to_q") and isinstance(getattr(model, "heads", None), nn.ModuleList):
         return _attention_of_tatp22(model)
-    if hasattr(model, "encoder") and hasattr(model, "decoder"):
+    if hasattr(model, "decoder") and hasattr(getattr(model, "encoder", None), "to_token_emb"):
         raise ValueError(
             "LinformerEncDec: the self-attention of its decoder has no causal mask and its cross-attention has one, so its outputs "
             "depend on the future; train a linformers.LinformerEncDec instead. The encoder alone can be converted: "
@@ -234,6 +234,10 @@ def _attention_of_tatp22(theirs: Any) -> LinearMultiheadAttention:
         raise ValueError(
             f"dim={head.dim} with {heads} heads: LinearMultiheadAttention has channels // nhead = {channels // heads} channels a head; "
             "convert the whole Linformer, whose dim_d may be any"
+        )
+    if any(matrix is None for h in theirs.heads for matrix in (h.E, h.F)):
+        raise ValueError(
+            'no E and F: with parameter_sharing="layerwise" they belong to the model; convert that, or give E_proj and F_proj'
         )
     modules = _projections(theirs.heads, {})
     ours = LinearMultiheadAttention(
