@@ -16,10 +16,10 @@ QUICK := $(filter-out tests/ops/test_opened%,$(wildcard tests/ops/test_*.py)) te
 	$(addprefix models/test_,stack_identity.py stack_padding.py stack_causal.py streaming.py) \
 	hf/test_hf_core.py saved)
 FUZZ := 3000
-# One or more for each dependency; pipelines need packages that are in no extra.
+# One or more for each dependency; pipelines need packages that are in no extra, and exports a newer torch.
 OLDEST := tests/test_private.py $(addprefix tests/,ops/test_linformer.py ops/test_blocks.py projections/test_projections.py nn/test_multihead.py nn/test_torch_transformer.py \
-	models/test_texts.py models/test_generation.py linearize/test_encoders.py linearize/test_linearize_export.py saved training/test_resume.py training/test_card.py data/test_data_tables.py \
-	experiments/test_pages.py cli) $(filter-out %pipelines.py,$(wildcard tests/hf/test_*.py))
+	models/test_texts.py models/test_generation.py linearize/test_encoders.py saved training/test_resume.py training/test_card.py data/test_data_tables.py \
+	experiments/test_pages.py cli/test_prepare_command.py cli/test_training_commands.py) $(filter-out %pipelines.py %export.py,$(wildcard tests/hf/test_*.py))
 .PHONY: demo test thorough fuzz packages oldest quick lint types tests site $(KERAS) clean
 
 # A causal model at a length where Linformer pays, with the same time for each kind of attention.
@@ -89,7 +89,7 @@ $(VENV)-oldest/.made: pyproject.toml tests/oldest.py
 	rm -rf $(@D)
 	$(PYTHON) -m venv $(@D)
 	$(PYTHON) tests/oldest.py bounds > $(@D)/oldest.txt
-	$(@D)/bin/pip install --quiet --disable-pip-version-check --constraint $(@D)/oldest.txt --editable '.[export,cli,keras,hf,train]' \
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --constraint $(@D)/oldest.txt --editable '.[cli,keras,hf,train]' \
 		hypothesis pytest pytest-xdist linformer==0.2.3 linformer-pytorch==0.19.3
 	@touch $@
 
