@@ -16,7 +16,11 @@ QUICK := $(filter-out tests/ops/test_opened%,$(wildcard tests/ops/test_*.py)) te
 	$(addprefix models/test_,stack_identity.py stack_padding.py stack_causal.py streaming.py) \
 	hf/test_hf_core.py saved)
 FUZZ := 3000
-.PHONY: demo test thorough fuzz packages quick lint types tests site $(KERAS) clean
+# One or more for each dependency; pipelines need packages that are in no extra, and exports a newer torch.
+OLDEST := tests/test_private.py $(addprefix tests/,ops/test_linformer.py ops/test_blocks.py projections/test_projections.py nn/test_multihead.py nn/test_torch_transformer.py \
+	models/test_texts.py models/test_generation.py linearize/test_encoders.py saved training/test_resume.py training/test_card.py data/test_data_tables.py \
+	experiments/test_pages.py cli/test_prepare_command.py cli/test_training_commands.py) $(filter-out %pipelines.py %export.py,$(wildcard tests/hf/test_*.py))
+.PHONY: demo test thorough fuzz packages oldest quick lint types tests site $(KERAS) clean
 
 # A causal model at a length where Linformer pays, with the same time for each kind of attention.
 # The same command again goes on where it was stopped, or only shows the table.
@@ -35,6 +39,7 @@ thorough: lint
 	$(MAKE) -j 2 $(KERAS) types CHOICE=
 	$(MAKE) tests CHOICE=
 	$(MAKE) site
+	$(MAKE) oldest
 
 # Thousands of random layers, models and calls, each time others: right, or refused with an error of this package.
 fuzz: $(VENV)/.dev
@@ -43,6 +48,12 @@ fuzz: $(VENV)/.dev
 # Wheel and sdist in clean environments, with and without each extra; needs an index for the build backend. Before a release.
 packages: $(VENV)/.dev
 	$(BIN)/python tests/packages.py
+
+# The lowest bounds of pyproject.toml, in an environment of their own. Warnings are no errors there: old packages are not written for new ones.
+oldest: $(VENV)-oldest/.made
+	$(VENV)-oldest/bin/python tests/oldest.py check
+	timeout 30m $(VENV)-oldest/bin/pytest -n 2 --dist worksteal $(CHOICE) -o filterwarnings= $(OLDEST)
+	KERAS_BACKEND=torch timeout 15m $(VENV)-oldest/bin/pytest $(CHOICE) -o filterwarnings= tests/keras
 
 # What a change most likely breaks, in less than 90 seconds.
 quick: lint
@@ -74,5 +85,13 @@ $(VENV)/.cli,train $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: $(VENV)/bin/python py
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
 	@touch $@
 
+$(VENV)-oldest/.made: pyproject.toml tests/oldest.py
+	rm -rf $(@D)
+	$(PYTHON) -m venv $(@D)
+	$(PYTHON) tests/oldest.py bounds > $(@D)/oldest.txt
+	$(@D)/bin/pip install --quiet --disable-pip-version-check --constraint $(@D)/oldest.txt --editable '.[cli,keras,hf,train]' \
+		hypothesis pytest pytest-xdist linformer==0.2.3 linformer-pytorch==0.19.3
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(VENV)-oldest .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site

@@ -111,3 +111,14 @@ def test_readme_is_short_and_its_links_lead_somewhere() -> None:
     assert len(readme.splitlines()) <= 150
     for target in re.findall(r"\]\((?!http)([^)#]+)", readme):
         assert (ROOT / target).exists(), target
+
+
+def test_decisions_are_dated_records() -> None:
+    page = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8")
+    records = re.split(r"^### ", page, flags=re.MULTILINE)[1:]
+    assert records
+    for record in records:
+        title = record.splitlines()[0]
+        assert re.match(r"20\d\d-\d\d-\d\d · .", title), title
+        assert "\n- **Question.** " in record, title
+        assert "\n- **Choice.** " in record, title

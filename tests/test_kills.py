@@ -1,5 +1,6 @@
-"""Commands that are killed at random moments, or run out of space, lose nothing that was saved: the same command ends with the same bytes."""
+"""Commands that are killed at random moments, run out of space, or may not write, lose nothing that was saved: the same command ends with the same bytes."""
 
+import contextlib
 import json
 import os
 import random
@@ -94,12 +95,14 @@ class Server:
         )
         assert self.process.stdout.readline() == "ready\n"
 
-    def run(self, kind, words, seconds: float | None = None) -> tuple[int, float]:
-        """Run to the end, or for a time: the wait status, and how long it took."""
+    def run(self, kind, words, seconds: float | None = None, after=lambda: True) -> tuple[int, float]:
+        """Run to the end, or kill it so long ``after`` something: the wait status, and how long it took."""
         self.process.stdin.write(json.dumps([kind, words, str(self.log)]) + "\n")
         self.process.stdin.flush()
         child, begin = int(self.process.stdout.readline()), time.monotonic()
         if seconds is not None:
+            while Path(f"/proc/{child}").exists() and not after():
+                time.sleep(0.002)
             time.sleep(seconds)
             for target, send in ((child, os.killpg), (child, os.kill)):  # the group, unless it is not there yet
                 try:
@@ -158,50 +161,118 @@ def saved(name: str, out: Path) -> dict[str, bytes]:
     return {str(inner): path.read_bytes() for inner, path in sorted(found.items())}
 
 
+def begun(name: str, out: Path) -> set[tuple[Path, int]]:
+    """What a command has saved so far, and when; of one that saves at its end, what it is writing."""
+    kinds = {"train": "run/checkpoint-*", "compare": "**/checkpoint-*", "prepare": ".data.partial-*/*"}
+    found = set()
+    for path in out.glob(kinds.get(name, "*.safetensors")):
+        with contextlib.suppress(FileNotFoundError):  # it may be replaced meanwhile
+            found.add((path, path.stat().st_mtime_ns))
+    return found
+
+
+NAMES = ["train", "compare", "prepare", "distil"]
 MOMENTS = [1, pytest.param(10, marks=pytest.mark.thorough)]
 
 
 @pytest.mark.parametrize("count", MOMENTS)
-@pytest.mark.parametrize("name", ["train", "prepare", "distil", pytest.param("compare", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", NAMES)
 def test_killed_at_random_moments(server, name, count, text, text_file, tmp_path):
+    """Every second kill comes after a checkpoint. A command that ended first does not count: it is begun anew, and killed earlier."""
     drawn = random.Random(f"{name} {count}")
-    for part in ("whole", "killed"):
-        (tmp_path / part).mkdir()
-    status, seconds = server.run(*jobs(name, tmp_path / "whole", text, text_file))
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    whole.mkdir()
+    killed.mkdir()
+    status, seconds = server.run(*jobs(name, whole, text, text_file))
     assert status == 0, server.log.read_text()
-    for _ in range(count):
-        server.run(*jobs(name, tmp_path / "killed", text, text_file), seconds * drawn.uniform(0.1, 0.9))
-    status, _ = server.run(*jobs(name, tmp_path / "killed", text, text_file))
+    expected = saved(name, whole)
+    assert expected
+    hits = 0
+    for attempt in range(10 * count):
+        if attempt % 2:
+            wait, after = drawn.uniform(0, 0.8), lambda: True
+        else:
+            wait, before = drawn.uniform(0, 0.2 / (1 + attempt // count)), begun(name, killed)
+            after = lambda before=before: begun(name, killed) - before  # noqa: E731
+        status, _ = server.run(*jobs(name, killed, text, text_file), seconds * wait, after)
+        if status == signal.SIGKILL:
+            hits += 1
+        else:  # it was too fast
+            assert status == 0, server.log.read_text()
+            assert saved(name, killed) == expected
+            shutil.rmtree(killed)
+            killed.mkdir()
+        if hits == count:
+            break
+    assert hits == count
+    status, _ = server.run(*jobs(name, killed, text, text_file))
     assert status == 0, server.log.read_text()
-    assert saved(name, tmp_path / "whole")
-    assert saved(name, tmp_path / "killed") == saved(name, tmp_path / "whole")
-    assert not list((tmp_path / "killed").rglob(".partial*"))
+    assert saved(name, killed) == expected
+    assert not list(killed.rglob("*.partial*"))
 
 
-def small(folder: Path, megabytes: float) -> bool:
-    """Mount a small file system, if the system allows it."""
-    size = f"size={int(megabytes * 1024)}k"
-    return not subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)], capture_output=True
-    ).returncode
-
-
-def test_a_file_system_that_fills_up(server, text, text_file, tmp_path):
-    """A file system with room for the first checkpoints only; where none can be mounted, a limit on the size of files is tested elsewhere."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if not shutil.which("mount") or not small(disk, 0.4):
+@contextlib.contextmanager
+def disk(folder: Path, size: int):
+    """A file system of this size, or None where none can be mounted."""
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode:
+        yield None
         return
     try:
-        job = jobs("train", disk, text, text_file)
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def remount(folder: Path, options: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# The others write by the same functions.
+COMMANDS = [name if name in ("train", "prepare") else pytest.param(name, marks=pytest.mark.thorough) for name in NAMES]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_file_system_that_fills_up(server, name, text, text_file, tmp_path):
+    """Room for half of the files; where none can be mounted, a limit on the size of files is tested elsewhere."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert server.run(*jobs(name, whole, text, text_file))[0] == 0
+    with disk(tmp_path / "disk", sum(map(len, contents(whole).values())) // 2) as small:
+        if small is None:
+            return
+        job = jobs(name, small, text, text_file)
         assert server.run(*job)[0] != 0
-        assert "No space left" in server.log.read_text()
-        assert not list(disk.rglob(".partial*"))
-        subprocess.run(["mount", "-o", "remount,size=50m", str(disk)], check=True)
+        assert "no space left" in server.log.read_text().lower()
+        assert not list(small.rglob("*.partial*"))
+        remount(small, "size=50m")
         status, _ = server.run(*job)
         assert status == 0, server.log.read_text()
-        (tmp_path / "whole").mkdir()
-        assert server.run(*jobs("train", tmp_path / "whole", text, text_file))[0] == 0
-        assert saved("train", disk) == saved("train", tmp_path / "whole")
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        assert saved(name, small) == saved(name, whole)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_file_system_that_becomes_read_only(server, name, text, text_file, tmp_path):
+    """It was killed after it had saved something, and begins again where it cannot write."""
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    assert server.run(*jobs(name, whole, text, text_file))[0] == 0
+    with disk(tmp_path / "disk", 50 * 2**20) as place:
+        if place is None:
+            return
+        job = jobs(name, place, text, text_file)
+        server.run(*job, 0.0, lambda: begun(name, place))
+        before = contents(place)
+        remount(place, "ro")
+        assert server.run(*job)[0] not in (0, signal.SIGKILL)
+        assert "read-only" in server.log.read_text().lower()
+        assert contents(place) == before
+        remount(place, "rw")
+        status, _ = server.run(*job)
+        assert status == 0, server.log.read_text()
+        assert saved(name, place) == saved(name, whole)

@@ -92,6 +92,32 @@ def test_headers_that_promise_too_much(model, content):
     assert said.startswith("error: cannot read the model of ")
 
 
+@pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/hostname", "inner/pipe", "..", 3])
+def test_an_index_of_weights_names_only_files_beside_it(model, name):
+    from linformers.hf import LinformerModel
+
+    (model / "model.safetensors").rename(model.parent / "secret.safetensors")
+    index = {"metadata": {}, "weight_map": {"body.token_emb.weight": name}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"index\.json is damaged: weight_map\.body\.token_emb\.weight is "):
+        LinformerModel.from_pretrained(model)
+    (model.parent / "secret.safetensors").rename(model / "other.safetensors")  # commands look for one first
+    code, said = call(["export", str(model)])
+    assert code == 1
+    assert "index.json is damaged: weight_map" in said
+
+
+def test_weights_in_several_files(model):
+    """What the check must let through."""
+    from linformers.hf import LinformerModel
+
+    first = LinformerModel.from_pretrained(model)
+    first.save_pretrained(model.parent / "sharded", max_shard_size="1KB")
+    assert (model.parent / "sharded" / "model.safetensors.index.json").is_file()
+    second = LinformerModel.from_pretrained(model.parent / "sharded")
+    assert all(x.equal(y) for x, y in zip(first.parameters(), second.parameters(), strict=True))
+
+
 def test_commands_do_not_reach_for_the_network(model, monkeypatch):
     """Not even with a name that the hub would know, and without the switch that forbids it."""
 

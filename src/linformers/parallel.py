@@ -369,6 +369,8 @@ def fingerprint(model: nn.Module) -> int:
 def _group(mesh: Group) -> dist.ProcessGroup:
     """The process group of a mesh of one dimension."""
     if not isinstance(mesh, DeviceMesh):
+        if mesh is not None and not isinstance(mesh, dist.ProcessGroup):  # None is torch's name for all processes
+            raise TypeError(f"mesh must be a DeviceMesh of one dimension or a process group, got {mesh!r}")
         return mesh
     if mesh.ndim != 1:
         raise ValueError(

@@ -1,6 +1,6 @@
 """Every private name of torch, transformers, Keras and TensorBoard that this package reads or calls, and the versions it was checked against.
 
-torch 2.6 to 2.13, transformers 5.22, Keras 3.15, TensorBoard 2.21. None of these has a public equivalent; ``tests/test_private.py`` checks that each still exists and
+torch 2.7 to 2.13, transformers 5.22, Keras 3.15, TensorBoard 2.18 to 2.21. None of these has a public equivalent; ``tests/test_private.py`` checks that each still exists and
 behaves as expected, and that no other file of the package uses a private name. Overridden methods do not count as use; the last test lists them.
 Only torch is imported here; names of transformers and Keras are read from the objects passed in.
 """
@@ -14,15 +14,24 @@ import torch
 import torch.utils._python_dispatch
 from torch import Tensor, nn
 
-# torch: hooks on all modules would see calls that a fast path leaves out.
-has_global_hook = torch.nn.modules.module._has_any_global_hook
-# Quantised and distributed tensors implement their own products.
+# torch: quantised and distributed tensors implement their own products.
 is_traceable_wrapper_subclass = torch.utils._python_dispatch.is_traceable_wrapper_subclass
 # Attention with its log-sum-exp, and the gradients from it, which F.scaled_dot_product_attention does not return.
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def has_global_hook() -> bool:
+    """Whether hooks on all modules are registered, which would see calls that a fast path leaves out."""
+    module = torch.nn.modules.module  # torch 2.7 has no function for it
+    return bool(
+        module._global_forward_hooks
+        or module._global_forward_pre_hooks
+        or module._global_backward_hooks
+        or module._global_backward_pre_hooks
+    )
 
 
 def are_functorch_transforms_active() -> bool:

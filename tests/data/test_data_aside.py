@@ -67,7 +67,7 @@ def test_what_a_killed_process_left_is_removed(tmp_path):
     assert running.exists()
 
 
-def test_a_read_only_place_is_an_error(tmp_path):
+def test_a_place_inside_a_file_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     folder = make_folder(tmp_path / "texts")
     with pytest.raises(OSError, match=r"cannot write to .*file"):

@@ -1,9 +1,25 @@
-"""Checks that a checkpoint has the weights that its configuration requires."""
+"""Checks of the files of a checkpoint, and that it has the weights that its configuration requires."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import nn
+
+from linformers.pretrained.load import check_index
+
+
+@contextmanager
+def checked_files(source: Any, subfolder: str | None) -> Iterator[None]:
+    """Check the index of ``source``, if it is a directory with one; inside, damage of a file of weights is a ValueError."""
+    check_index(Path(str(source), subfolder or ""))
+    try:
+        yield
+    except SafetensorError as error:
+        raise ValueError(f"the weights of {source} are damaged: {error}; save them again, or restore them") from error
 
 
 def check_loaded(source: str, info: dict[str, Any], model: nn.Module) -> None:

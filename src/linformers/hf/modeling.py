@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, initialization
 from transformers.modeling_layers import GradientCheckpointingLayer
@@ -19,7 +18,7 @@ from transformers.utils.generic import ModelOutput
 
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
-from linformers.hf.loading import check_loaded
+from linformers.hf.loading import check_loaded, checked_files
 from linformers.labels import IGNORED
 from linformers.models.tokens import TokenStack
 from linformers.nn.attention import Attention
@@ -57,13 +56,13 @@ class LinformerPreTrainedModel(PreTrainedModel):
         """Load a model, and raise an error if its weights do not match its configuration; the arguments are transformers'.
 
         Raises:
-            ValueError: if the file of the weights is damaged.
+            ValueError: if a file of the weights is damaged, or an index names one outside of the directory.
             RuntimeError: if weights have other shapes than the configuration says, or belong to other layers or projections.
         """
         wants_info, lenient = kwargs.pop("output_loading_info", False), kwargs.pop("ignore_mismatched_sizes", False)
         load: Any = super().from_pretrained
         kwargs.setdefault("use_safetensors", True)  # all files of this package are; a pickle is not even looked for
-        try:
+        with checked_files(pretrained_model_name_or_path, kwargs.get("subfolder")):
             model, info = load(
                 pretrained_model_name_or_path,
                 *model_args,
@@ -71,10 +70,6 @@ class LinformerPreTrainedModel(PreTrainedModel):
                 ignore_mismatched_sizes=True,
                 **kwargs,
             )
-        except SafetensorError as error:
-            raise ValueError(
-                f"the weights of {pretrained_model_name_or_path} are damaged: {error}; save them again, or restore them"
-            ) from error
         if pretrained_model_name_or_path is not None and not lenient:
             check_loaded(str(pretrained_model_name_or_path), info, model)
         return (model, info) if wants_info else model

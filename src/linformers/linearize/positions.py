@@ -72,10 +72,13 @@ def stretch_positions(model: nn.Module, max_len: int) -> str:
         What was done, in words; empty if nothing was.
 
     Raises:
+        TypeError: if ``model`` is no module.
         ValueError: if there is no encoder of text in ``model``.
     """
     from linformers.linearize.encoders import find_encoders
 
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a module with a Hugging Face encoder, got {type(model).__name__}")
     encoders = find_encoders(model)
     if not encoders:
         raise ValueError(

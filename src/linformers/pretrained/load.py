@@ -14,8 +14,10 @@ from linformers.files.checked import (
     each,
     fields,
     flag,
+    inner_path,
     kind_of,
     maybe,
+    named,
     nothing,
     read_object,
     reading,
@@ -51,6 +53,13 @@ def of_this_machine(value: Any, place: str) -> None:
         raise refused(value, place, "the name of an installed attention function; code from the hub is not run")
 
 
+def beside(value: Any, place: str) -> None:
+    """Raise a ValueError for anything but the name of a file in the same directory."""
+    inner_path(value, place)
+    if "/" in value:
+        raise refused(value, place, "the name of a file in the same directory")
+
+
 OF_LINEARIZED = fields(  # of the object `linformers` in the configuration of a linearised model
     {
         **{"max_len": whole(1), "slots": each(whole(), least=1), "method": text(), "sharing": text()},
@@ -77,13 +86,26 @@ OF_CONFIG = {
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
 
 
+# transformers joins these names to the directory as they are.
+INDICES: dict[str, tuple[Any, Any]] = dict.fromkeys(
+    ("model.safetensors.index.json", "pytorch_model.bin.index.json"),
+    ({"weight_map": named(beside)}, {"metadata": maybe(an_object)}),
+)
 CHECKED: dict[str, tuple[Any, Any]] = {
+    **INDICES,
     "config.json": ({}, OF_CONFIG),
     "generation_config.json": ({}, dict.fromkeys(TOKENS, any_of(nothing, whole(), each(whole())))),
     "tokenizer_config.json": ({}, {"tokenizer_class": maybe(text())}),
     "tokenizer.json": ({"model": an_object}, {"added_tokens": maybe(each(fields({})))}),
     "special_tokens_map.json": ({}, {}),
 }
+
+
+def check_index(directory: Path) -> None:
+    """Raise a ValueError for weights in several files whose index is damaged, or names files elsewhere."""
+    for name, checks in INDICES.items():
+        if (directory / name).exists():
+            read_object(directory / name, *checks, advice=ADVICE)
 
 
 def load_config(directory: Path) -> Any:
