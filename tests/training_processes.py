@@ -54,6 +54,7 @@ def work(rank, group, folder, number):
     world, failed = group["world"], []
     store = dist.FileStore(str(folder / f"store-{number}"), world)
     processes._store = dist.PrefixStore("runs", store)
+    processes.beat(processes._store)
     processes.leave = dist.barrier
     processes._timeout = timedelta(seconds=group.get("timeout", 100))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=processes._timeout)
