@@ -1,5 +1,6 @@
 """Training in several processes, as ``torchrun`` starts them; every function also works in a single one."""
 
+import atexit
 import json
 import os
 import threading
@@ -56,7 +57,9 @@ def join(timeout: float) -> None:
     store = PrefixStore(attempt, store)
     _store = PrefixStore("linformers", store)
     # A connection of its own: this one may have to wait for an answer.
-    other = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), timeout=_timeout)
+    torch_distributed: Any = dist  # whose types do not name all that it has
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    other = torch_distributed.TCPStore(*address, timeout=_timeout)
     beat(PrefixStore("linformers", PrefixStore(attempt, other)))
     dist.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
@@ -75,18 +78,26 @@ def group_of(members: list[list[int]]) -> Any:
 
 def beat(store: Any) -> None:
     """Tell the other processes from now on that this one runs, whatever it is doing; a process that was stopped does not."""
+    over = threading.Event()
 
     def beats() -> None:
         count = 0
-        while True:
+        while not over.is_set():
             count += 1
             try:
                 store.set(f"beat/{rank()}", str(count))
             except RuntimeError:  # the processes that are left end, and what they wrote to
                 return
-            time.sleep(BEAT)
+            over.wait(BEAT)
 
-    threading.Thread(target=beats, daemon=True).start()
+    thread = threading.Thread(target=beats, daemon=True)
+
+    def end() -> None:  # before the interpreter: it must not end in the middle of a call of the store
+        over.set()
+        thread.join(BEAT)
+
+    thread.start()
+    atexit.register(end)
 
 
 def last_beat(process: int) -> bytes | None:
