@@ -46,10 +46,12 @@ from parallel_checks import (
     run_owned,
     run_stack,
 )
+from parallel_exchanges import run_layers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from linformers import LinformerLM, make_projection
+from linformers.experiments.scaling import Model, opened_received
 from linformers.parallel import gather, own_rows, sequence_parallel, split
 
 WORLD = 4
@@ -184,6 +186,7 @@ for p in (2, 3, 4):
             model = prepare(LinformerLM(VOCABULARY, channels=CHANNELS, nhead=2, depth=2, **options))
             sizes = bytes_of_step(sequence, model, n)
             own, numbers = len(sequence.part(torch.zeros(1, n))[0]), 2 * CHANNELS * 8
+            assert (n - own) * numbers == 8 * opened_received(Model(d=CHANNELS), n, p)
             for sent in (own * (p - 1) * numbers, (n - own) * numbers):
                 assert sizes.count(sent) >= 2, (sent, sizes)
 
@@ -215,9 +218,22 @@ for p in (2, 3, 4):
             options = {2: {}, 3: {"method": "content"}, 4: {"parameter_sharing": "none", "reversible": True}}
             run_encdec(sequence, make_encdec(**options[p]), masked)
 
-    @case("float32", p)
+    @case("float32", p, multiple=C)
     def _(sequence):
         run_stack(sequence, {"parameter_sharing": "headwise", "norm": "pre", "qkv_bias": True}, dtype=torch.float32)
+        for options in (
+            {"method": "content"},
+            {"local_window": C},
+            OPENED["causal, opened, plain"],
+            {"reversible": True},
+        ):
+            run_stack(sequence, {"norm": "pre", **options}, masked=True, dtype=torch.float32)
+
+    @case("as many positions as slots, and one more", p)
+    def _(sequence, p=p):
+        for n in (4 * p, 5 * p):
+            for options in ({}, {"parameter_sharing": "none"}, {"method": "mean"}, {"method": "content"}):
+                run_stack(sequence, {"dim_k": 4, **options}, n=n, masked=n > 4 * p)
 
     @case("equal values, max", p)
     def _(sequence):
@@ -320,6 +336,11 @@ for name, (task, sharing, method, level) in zip(UNDER_DDP["ids"], UNDER_DDP["arg
         if task == "seq2seq":
             batches = [[source_ids(2, n), tokens(2, n)] for n in lengths]
         run_ddp(sequence, makers[task](**options), batches)
+
+
+@case("collectives of a layer", 3)
+def _(sequence):
+    run_layers(sequence)
 
 
 @case("refused in words", 2)

@@ -1,6 +1,7 @@
 """The layout is the architecture: a folder imports only from those above it in the list."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,16 @@ def test_folders_import_only_from_those_above():
             if other != own and LEVEL[other] >= LEVEL[own]:
                 wrong.append(f"{path.relative_to(SOURCE)}:{line} imports {module}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_models_know_nothing_of_processes():
+    """They carry a span; how processes talk is the affair of ``parallel``, of training, and of what measures both."""
+    knows = {
+        folder(path)
+        for path in SOURCE.rglob("*.py")
+        if re.search(r"torch\.distributed|from torch import .*distributed", path.read_text(encoding="utf-8"))
+    }
+    assert knows == {"parallel", "training", "experiments"}
 
 
 def test_no_module_imports_itself_in_a_circle():

@@ -38,10 +38,12 @@ def runs(tmp_path_factory, text, pairs, labelled):
 
     for task in TASKS:
         run(data=data[task], out=folder / f"one-{task}", **{**STEPS, **SLOTS[task], "task": task})
-    run(data=data["mlm"], out=folder / "one-twice", **{**STEPS, **SLOTS["mlm"], "task": "mlm", "accumulation": 2})
+    for out, count in (("one-twice", 2), ("one-often", 4)):
+        run(data=data["mlm"], out=folder / out, **{**STEPS, **SLOTS["mlm"], "task": "mlm", "accumulation": count})
     noisy = settings("mlm", 2, dropout=0.1)
     two = [of(f"two-{task}", settings(task, 2)) for task in TASKS]
-    two += [of("fsdp", settings("mlm", fsdp=True)), of("fsdp-split", settings("mlm", 2, fsdp=True))]
+    two += [of("ddp", settings("mlm", accumulation=2)), of("fsdp", settings("mlm", fsdp=True, accumulation=2))]
+    two += [of("fsdp-split", settings("mlm", 2, fsdp=True)), of("bf16", settings("mlm", fsdp=True, precision="bf16"))]
     two += [of("noisy", noisy), of("stopped", noisy, crash=3), of("stopped", noisy)]
     short = settings("mlm", 2, local_window=12, n=12, k=6)
     two += [of("short", short, error="--n 12 is too short for --sequence-parallel 2")]
@@ -49,7 +51,7 @@ def runs(tmp_path_factory, text, pairs, labelled):
     two += [of("full", full, error="use --attention linformer (and --cross-attention linformer)")]
     plan = [
         {"world": 2, "heads": True, "runs": two},
-        {"world": 4, "runs": [of("four", settings("mlm", 2))]},
+        {"world": 4, "rows": True, "runs": [of("four", settings("mlm", 2))]},
         {
             "world": 3,
             "runs": [of("odd", settings("mlm", 2), error="needs a multiple of 2 processes, and there are 3")],
@@ -64,8 +66,10 @@ def runs(tmp_path_factory, text, pairs, labelled):
         plan += [{"world": 2, "timeout": 10, "runs": [fault]}]
     plan[2]["runs"] += [of("three", settings("mlm", 3), back=str(folder / "two-mlm"))]
     start(folder, "plan", plan)
-    back_to_a_checkpoint(folder / "two-mlm", folder / "alone")
-    run(data=data["mlm"], out=folder / "alone", **{**STEPS, **SLOTS["mlm"], "task": "mlm", "sequence_parallel": 1})
+    for source, out in (("two-mlm", "alone"), ("fsdp-split", "undivided")):
+        back_to_a_checkpoint(folder / source, folder / out)
+        alone = {"sequence_parallel": 1, "fsdp": False}
+        run(data=data["mlm"], out=folder / out, **{**STEPS, **SLOTS["mlm"], "task": "mlm", **alone})
     return folder
 
 
@@ -80,7 +84,7 @@ def start(folder, name, plan):
         "GLOO_SOCKET_IFNAME": "lo",
     }
     command = [sys.executable, str(TESTS / "training_processes.py"), str(place / "plan.json")]
-    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=400, cwd=place)
+    done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=600, cwd=place)
     failed = [text for path in sorted(place.glob("result-*")) for text in json.loads(path.read_text())["failed"]]
     assert not failed, failed[0] + done.stderr[-3000:]
     assert done.returncode == 0, done.stderr[-3000:]
@@ -112,12 +116,23 @@ def test_two_sequences_at_once_are_two_batches(runs):
 
 
 def test_divided_weights_do_what_whole_ones_do(runs):
-    """Two processes with FSDP: two batches at once, or one batch whose sequences are split too."""
-    same(runs / "fsdp", runs / "one-twice")
+    """Two processes with FSDP: two batches at once, twice for an update, or one batch whose sequences are split too."""
+    same(runs / "fsdp", runs / "one-often")
     same(runs / "fsdp-split", runs / "one-mlm")
+    for one, other in zip(rows(runs / "bf16"), rows(runs / "one-twice"), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=0.01)
+    assert rows(runs / "bf16")[-1]["loss"] != pytest.approx(rows(runs / "one-twice")[-1]["loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["three", "alone"])
+def test_gradients_are_exchanged_once_for_an_update(runs):
+    same(runs / "ddp", runs / "one-often")
+    for rank in range(2):
+        found = json.loads((runs / "plan" / f"result-0.{rank}").read_text())["exchanged"]
+        for name in ("ddp", "fsdp"):
+            assert found[str(runs / name)] == [False, True] * STEPS["max_steps"]
+
+
+@pytest.mark.parametrize("name", ["three", "alone", "undivided"])
 def test_a_checkpoint_of_two_processes_goes_on_in_any_number(runs, name):
     same(runs / name, runs / "two-mlm")
 

@@ -97,6 +97,38 @@ def slot_numbers(model: Model, parts: int = 1) -> int:
     return parts * model.k * (model.d + 1)
 
 
+def causal_numbers(model: Model, n: int, block: int, slots: int) -> int:
+    """What a block-causal layer adds up: the slots of all blocks but the last two, of keys and of values, with what of them is real.
+
+    Args:
+        slots: of a block. There are ``n / block`` blocks, so this grows with n.
+    """
+    return max(0, -(-n // block) - 2) * slots * (2 * model.d + 1)
+
+
+def set_numbers(model: Model) -> int:
+    """What a causal layer with content slots sends to each other process: sums of its last block and of those before, keys, values and shares.
+
+    With a window instead of causal blocks it is twice that, for what follows.
+    """
+    return 2 * model.k * (2 * model.d + 1)
+
+
+def halo_numbers(model: Model, block: int) -> int:
+    """What a layer receives from each neighbour: the keys and values of one block."""
+    return 2 * block * model.d
+
+
+def rows_received(model: Model, n: int, p: int, data: int) -> float:
+    """Of the gradients of the rows of one E that a process owns, if ``data`` sequences are trained on at once: 2(D - 1)/D·n·k/p."""
+    return received(n / p * model.k, data)
+
+
+def opened_received(model: Model, n: int, p: int) -> float:
+    """Of opened slots, at most: keys and values of all positions of the others; and as much in the backward pass."""
+    return 2 * n * (p - 1) / p * model.d
+
+
 def slots_received(model: Model, p: int, *, parts: int = 1, recompute: str = "none") -> float:
     """Of attention to slots: the sum of the slots, forward, and of their gradients; 4(p - 1)/p·k·(d + 1).
 

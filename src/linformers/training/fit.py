@@ -51,11 +51,12 @@ def train(settings: Settings, out: Path | str, *, resume: bool = True, progress:
     """
     require("linformers.training", "train", "accelerate")  # otherwise the Trainer fails only after the data is prepared
     out = Path(out)
-    processes.join(settings.timeout or DEFAULTS["timeout"])
-    if not processes.is_main():
-        return begin(settings, out, resume, Progress(False))
-    with working_in(out):
-        return begin(settings, out, resume, Progress(progress))
+    with all_answer(out, lambda: None):
+        processes.join(settings.timeout or DEFAULTS["timeout"])
+        if not processes.is_main():
+            return begin(settings, out, resume, Progress(False))
+        with working_in(out):
+            return begin(settings, out, resume, Progress(progress))
 
 
 def begin(settings: Settings, out: Path, resume: bool, shows: Progress) -> dict[str, Any]:
@@ -143,12 +144,13 @@ def fit(run: Run, at: At, shows: Progress, ranks: Ranks | None = None) -> None:
             f"interrupted at step {done}, which is saved in {out / f'checkpoint-{done}'}; resume with: "
             f"linformers train --out {out}"
         )
-    weights = ranks.full_weights(model)
-    processes.first(lambda: write_final(trainer, run, shows, weights))
+    with all_answer(out, lambda: done):
+        weights = ranks.full_weights(model)
+        processes.first(lambda: write_final(trainer, run, shows, weights))
 
 
 @contextmanager
-def all_answer(out: Path, step: Callable[[], int]) -> Iterator[None]:
+def all_answer(out: Path, step: Callable[[], int | None]) -> Iterator[None]:
     """Raise a ValueError that names the processes that do not answer, and says what the run goes on from, if a collective fails."""
     try:
         yield

@@ -1,7 +1,9 @@
 """Training in several processes, as ``torchrun`` starts them; every function also works in a single one."""
 
+import atexit
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -13,6 +15,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 POLL = 0.1  # seconds between two questions whether the main process is done
+BEAT = 0.5  # seconds between two signs of life of a process
 GRACE = 3.0  # seconds that processes have to answer after one of them was missed
 _count = 0  # calls of `first`, by which processes know which one they are in
 _store: Any = None  # what all processes can read and write, without a time-out of a collective
@@ -48,10 +51,16 @@ def join(timeout: float) -> None:
     _timeout = timedelta(seconds=timeout)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    store, _, _ = next(rendezvous("env://"))
+    store, _, _ = next(rendezvous("env://", timeout=_timeout))
     # torchrun keeps its store when it starts the processes again; they must not read addresses of those that ended.
-    store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    attempt = f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    store = PrefixStore(attempt, store)
     _store = PrefixStore("linformers", store)
+    # A connection of its own: this one may have to wait for an answer.
+    torch_distributed: Any = dist  # whose types do not name all that it has
+    address = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    other = torch_distributed.TCPStore(*address, timeout=_timeout)
+    beat(PrefixStore("linformers", PrefixStore(attempt, other)))
     dist.init_process_group(
         "nccl" if torch.cuda.is_available() else "gloo",
         store=PrefixStore("group", store),
@@ -67,6 +76,36 @@ def group_of(members: list[list[int]]) -> Any:
     return next(group for group, ranks in zip(made, members, strict=True) if rank() in ranks)
 
 
+def beat(store: Any) -> None:
+    """Tell the other processes from now on that this one runs, whatever it is doing; a process that was stopped does not."""
+    over = threading.Event()
+
+    def beats() -> None:
+        count = 0
+        while not over.is_set():
+            count += 1
+            try:
+                store.set(f"beat/{rank()}", str(count))
+            except RuntimeError:  # the processes that are left end, and what they wrote to
+                return
+            over.wait(BEAT)
+
+    thread = threading.Thread(target=beats, daemon=True)
+
+    def end() -> None:  # before the interpreter: it must not end in the middle of a call of the store
+        over.set()
+        thread.join(BEAT)
+
+    thread.start()
+    atexit.register(end)
+
+
+def last_beat(process: int) -> bytes | None:
+    """What changes as long as a process runs; None if it has not begun."""
+    name = f"beat/{process}"
+    return _store.get(name) if _store.check([name]) else None
+
+
 def wait() -> None:
     """Wait until all processes have called this."""
     if world() > 1:
@@ -76,10 +115,10 @@ def wait() -> None:
 def first(work: Callable[[], None]) -> None:
     """Run ``work`` in the main process, while the others wait for it, however long it takes.
 
-    They do not wait in a collective, which would time out.
+    They do not wait in a collective, which would time out, but as long as the main process gives signs of life.
 
     Raises:
-        ValueError: in the other processes, if it failed.
+        ValueError: in the other processes, if it failed or was stopped.
     """
     global _count
     _count += 1
@@ -97,8 +136,13 @@ def first(work: Callable[[], None]) -> None:
             raise
         _store.set(name, "done")
         return
+    seen, since = last_beat(0), time.monotonic()
     while not _store.check([name]):
         time.sleep(POLL)
+        if (now := last_beat(0)) != seen or now is None:
+            seen, since = now, time.monotonic()
+        elif _timeout is not None and time.monotonic() - since > _timeout.total_seconds():
+            raise ValueError(f"process 0 of {world()} did not answer: it hung for longer than --timeout")
     said = _store.get(name).decode()
     if said != "done":
         raise ValueError(said)
@@ -124,30 +168,46 @@ def check_same(facts: dict[str, Any]) -> None:
     for name in facts:
         for i, other in enumerate(found):
             if other[name] != found[0][name]:
+                first, here = different(found[0][name], other[name])
                 raise ValueError(
-                    f"the processes disagree about {name}: process 0 has {found[0][name]}, process {i} has {other[name]}; start all of them "
+                    f"the processes disagree about {name}: process 0 has {first}, process {i} has {here}; start all of them "
                     "with the same command, on the same data, with the same versions"
                 )
 
 
-def lost(error: BaseException, step: int) -> str | None:
+def different(one: Any, other: Any) -> tuple[Any, Any]:
+    """Two values, or the entries of two dictionaries in which they differ."""
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return one, other
+    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    return {name: one.get(name) for name in names}, {name: other.get(name) for name in names}
+
+
+def lost(error: BaseException, step: int | None) -> str | None:
     """What happened, if a collective failed because another process did not answer; None for any other error.
 
-    All processes that are left call it, and tell each other that they are there.
+    All processes that are left call it, and tell each other that they are there. One that does not, but runs, may still wait for another: it is
+    named only if there is none that gives no sign of life.
 
     Args:
-        step: the last update that this process has finished.
+        step: the last update that this process has finished; None before the first.
     """
     if _store is None or not (isinstance(error, dist.DistError) or any(word in str(error) for word in LOST)):
         return None
-    _store.set(f"alive/{rank()}", str(step))
-    end = time.monotonic() + GRACE
     silent = list(range(world()))
-    while silent and time.monotonic() < end:
-        silent = [i for i in silent if not _store.check([f"alive/{i}"])]
-        time.sleep(POLL)
-    who = "a process" if not silent else f"process {', '.join(map(str, silent))}"
-    return f"{who} of {world()} did not answer after step {step}: it died, or it hung for longer than --timeout"
+    try:
+        _store.set(f"alive/{rank()}", str(step))
+        before = [last_beat(i) for i in silent]
+        end = time.monotonic() + GRACE
+        while silent and time.monotonic() < end:
+            silent = [i for i in silent if not _store.check([f"alive/{i}"])]
+            time.sleep(POLL)
+        silent = [i for i in silent if last_beat(i) == before[i]] or silent
+        who = "a process" if not silent else f"process {', '.join(map(str, silent))}"
+    except RuntimeError:  # the process that keeps the store has ended, or its machine
+        who = "the machine of process 0"
+    when = "before the first step" if step is None else f"after step {step}"
+    return f"{who} of {world()} did not answer {when}: it died, or it hung for longer than --timeout"
 
 
 def leave() -> None:
