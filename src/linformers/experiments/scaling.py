@@ -160,7 +160,9 @@ def simulate(
     at_least_one(n=n, p=p)
     one_of("recompute", recompute, RECOMPUTE)
     own, same = (flops / hardware.rate for flops in step_flops(model, n / p, recompute))
-    slots = slot_sums(recompute) * model.layers * hardware.all_reduce(FLOAT32 * slot_numbers(model), p) + hardware.latency(p)
+    slots = slot_sums(recompute) * model.layers * hardware.all_reduce(
+        FLOAT32 * slot_numbers(model), p
+    ) + hardware.latency(p)
     exchange = hardware.all_reduce(FLOAT32 * model.parameters, p)
     gradients = max(exchange - 2 / 3 * own, exchange / model.layers) if overlap else exchange
     seconds = own + same + slots + gradients
