@@ -1,6 +1,6 @@
 """Build the wheel and the sdist, install each in a clean environment, and import every front with and without its extra; ``make packages``.
 
-The packages that they need are not installed again: the environments see those of the project's own, behind their own. It needs an index for
+The packages that they need are not installed again: the environments see those of the project's environment after their own. It needs an index for
 the build backend. What an extra lacks is hidden.
 """
 

@@ -333,7 +333,7 @@ def attend_long(
     if not len(x) or x.shape[1] < least * rows_of_chunk(x.shape[2]):
         return None
     query, output = as_affine(maps.query), as_affine(maps.output)
-    if query is None or output is None or not (is_one_matrix(projection) or is_one_choice(projection)):
+    if query is None or output is None or not (is_one_matrix(projection) or is_one_assignment(projection)):
         return None
     if any(map(is_watched_inside, (maps.key, maps.value, projection))) or has_global_hook():
         return None
@@ -395,6 +395,6 @@ def is_one_matrix(projection: Projection | None) -> TypeGuard[Dense]:
     return type(projection).shorten is Dense.shorten and type(projection).forward is Dense.forward
 
 
-def is_one_choice(projection: Projection | None) -> TypeGuard[Content]:
+def is_one_assignment(projection: Projection | None) -> TypeGuard[Content]:
     """Whether it makes content slots with the same shares for all heads, and does nothing else."""
     return type(projection) is Content and projection.heads == 1

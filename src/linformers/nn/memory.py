@@ -74,7 +74,7 @@ class OpenableAcross(NamedTuple):
         span: the part of the sequence that they are.
         opens: how many slots each query opens.
         max_len: the positions that ``slots`` segments divide; in causal attention, of a block.
-        slots: the segments of so many positions.
+        slots: how many segments they are divided into.
         block: positions of a block of exact neighbours; 0 for none.
         causal: a query sees no later position.
         near: with blocks, keys, values and keep with those of neighbouring processes.
