@@ -26,7 +26,7 @@ class Sample(NamedTuple):
     k: Tensor  # (b, h, n, d)
     v: Tensor  # (b, h, n, d)
     keep: Tensor | None  # (b, n)
-    source: Tensor | None = None  # (b, n, ch), what content slots are chosen by; None for the keys
+    features: Tensor | None = None  # (b, n, ch), by which tokens are assigned to content slots; None for the keys
 
 
 def run(model: nn.Module, batch: Batch) -> Any:
@@ -122,9 +122,9 @@ def fit(
 
 def _distance(projection: Projection, sample: Sample, local_window: int) -> tuple[Tensor, Tensor]:
     """The squared distance of one batch's output to the exact output, and the squared size of the exact output."""
-    q, k, v, keep, source = sample
+    q, k, v, keep, features = sample
     exact = attend(q, k, v, keep)
-    out, _ = attend_heads(q, *blank_heads(k, v, keep), projection, keep=keep, block=local_window, source=source)
+    out, _ = attend_heads(q, *blank_heads(k, v, keep), projection, keep=keep, block=local_window, features=features)
     difference = (out - exact).square().sum((1, 3))  # (b, n)
     size = exact.square().sum((1, 3))
     if keep is not None and q.shape[2] == keep.shape[1]:
