@@ -1,4 +1,4 @@
-"""The layout of 0.1.0, made from a model of today: E and F as (parts, heads, n, k), kernels as (parts, heads, w)."""
+"""The earlier layout of projections, made from a model of today: E and F as (parts, heads, n, k), kernels as (parts, heads, w)."""
 
 import torch
 

@@ -1,6 +1,6 @@
 """Build the wheel and the sdist, install each in a clean environment, and import every front with and without its extra; ``make packages``.
 
-For each of the two, the packages that they need are not installed again: the environment sees those of the project's own, behind its own, and what an
+For each of the two, the packages that they need are not installed again: the environment sees those of the project's own, after its own, and what an
 extra lacks is hidden. There mypy also checks a small program against the installed files. Then the wheel goes into an environment with nothing
 else, and its extras follow one by one, as pip resolves them: each front names its extra before, and works after. It needs an index.
 """

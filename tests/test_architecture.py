@@ -37,6 +37,15 @@ def folder(path: Path) -> str:
     return path.relative_to(SOURCE).with_suffix("").parts[0]
 
 
+def module_name(path: Path) -> str:
+    """The name under which a file of the package is imported."""
+    parts = ["linformers", *path.relative_to(SOURCE).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_name(path): path for path in SOURCE.rglob("*.py")}
+
+
 def imports(path: Path) -> list[tuple[int, str]]:
     """Line and module of everything that a file imports from the package, wherever in the file it does so."""
     found = []
@@ -44,10 +53,10 @@ def imports(path: Path) -> list[tuple[int, str]]:
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            found += [
-                (node.lineno, f"{module}.{alias.name}" if module == "linformers" else module) for alias in node.names
-            ]
+            assert not node.level, f"{path}:{node.lineno} imports relatively"
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"  # a module, or a name in one
+                found.append((node.lineno, whole if whole in MODULES or node.module == "linformers" else node.module))
     return [(line, module) for line, module in found if module.split(".")[0] == "linformers"]
 
 
@@ -81,14 +90,10 @@ def test_models_know_nothing_of_processes():
 
 def test_no_module_imports_itself_in_a_circle():
     """Imports inside functions count too: a lazy import would hide a circle."""
-    modules = {}
-    for path in SOURCE.rglob("*.py"):
-        parts = ["linformers", *path.relative_to(SOURCE).with_suffix("").parts]
-        modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     graph = {
-        name: {module for _, module in imports(path) if module in modules and module != name}
-        for name, path in modules.items()
-        if path.name != "__init__.py"  # a folder's __init__ gathers what its files define
+        name: {module for _, module in imports(path) if module in MODULES and module != name}
+        for name, path in MODULES.items()
+        if name != "linformers"  # gathers what the others define, and has the version
     }
     done: set[str] = set()
 

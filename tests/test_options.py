@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from linformers import Linformer, LinformerClassifier, LinformerLM
-from linformers.hf import LinformerConfig, LinformerForCausalLM, LinformerForMaskedLM
+from linformers.hf import LinformerConfig, LinformerForMaskedLM
 from linformers.models.options import CHOICES, Shared
 from linformers.training import Settings
-from linformers.training.models import configuration
+from linformers.training.models import MODELS, configuration
 
 SHARED = [field.name for field in dataclasses.fields(Shared)]
 
@@ -31,31 +31,40 @@ def test_every_front_has_it_and_documents_it(name):
     assert f"\n    {name}\n" in Settings.__doc__
 
 
-OTHER = {
-    "attention": "local",
-    "method": "mean",
-    "start": "segments",
-    "block_size": 12,
-    "local_kernel": 3,
-    "norm": "post",
-    "gated": True,
+OTHER = {  # a value that is not the default, and the options that it needs
+    "attention": ("local", {}),
+    "cross_attention": ("linformer", {}),
+    "method": ("mean", {}),
+    "start": ("segments", {}),
+    "block_size": (12, {}),
+    "local_kernel": (3, {}),
+    "local_window": (4, {"block_size": None}),
+    "open_slots": (2, {"method": "mean"}),
+    "open_reach": (16, {"method": "mean", "open_slots": 2}),
+    "norm": ("post", {}),
+    "gated": (True, {}),
 }
+TASKS = {"local_window": "mlm", "cross_attention": "seq2seq"}  # what has no meaning for a causal language model
 
 
-@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("name", SHARED)
 def test_a_value_goes_from_settings_to_the_stack(name):
     """Through the configuration: the model of these settings is the stack that was asked for, down to its parameters."""
+    value, needed = OTHER[name]
+    options, task = {"method": "learnable", "block_size": 8} | needed | {name: value}, TASKS.get(name, "clm")
     sizes = {"n": 24, "k": 6, "width": 8, "heads": 2, "depth": 1, "feedforward": 16, "dropout": 0.0}
-    settings = Settings(task="clm", **sizes, **{"method": "learnable", "block_size": 8} | {name: OTHER[name]}).filled()
-    config = configuration(settings, Tokens(), [])
-    assert getattr(config, name) == OTHER[name]
-    made = LinformerForCausalLM(config).model.body.linformer
-    options = {"local_kernel": 5, "norm": "pre", "block_size": 8} | {name: OTHER[name]}
-    direct = Linformer(24, 8, 6, nhead=2, dim_ff=16, causal=True, **options)
+    config = configuration(Settings(task=task, **sizes, **options).filled(), Tokens(), [])
+    assert getattr(config, name) == value
+    model = MODELS[task](config).eval()
+    made = (model.decoder if task == "seq2seq" else model.model).body.linformer
+    context = {"context_size": 24, "context_channels": 8, "context_k": 6} if task == "seq2seq" else {}
+    options = {"local_kernel": 5, "norm": "pre"} | options | context
+    direct = Linformer(24, 8, 6, nhead=2, dim_ff=16, causal=task != "mlm", **options).eval()
     assert {n: p.shape for n, p in made.named_parameters()} == {n: p.shape for n, p in direct.named_parameters()}
     direct.load_state_dict(made.state_dict())
-    x = torch.randn(1, 24, 8)
-    torch.testing.assert_close(made.eval()(x), direct.eval()(x))
+    x, source = torch.randn(2, 1, 24, 8)
+    found, expected = (stack(x, memory=stack.memory(source) if context else None) for stack in (made, direct))
+    torch.testing.assert_close(found, expected)
 
 
 def test_choices_are_checked_by_every_front():

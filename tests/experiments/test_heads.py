@@ -94,7 +94,7 @@ def test_what_content_slots_hold(tmp_path, capsys):
     assert "the fullest content slots" in capsys.readouterr().out
     found, tokenizer, longest = spectrum.load(model)
     batch = heads.inputs(found, tokenizer, "w1 w2 w3 w2 w2", longest)
-    (layers,) = heads.fullest(found, batch, tokenizer, most=4).values()
+    (layers,) = heads.fullest(found, batch, tokenizer).values()
     assert len(layers) == LAYERS
     for layer in layers:
         assert 1 <= layer.alive <= layer.k == 4

@@ -192,7 +192,7 @@ def test_a_comparison_of_several_classes_has_f1():
     assert heads[-2:] == ["test accuracy", "test F1"]
     assert [row[-2:] for row in rows] == [["90.00 %", "50.00 %"], ["90.00 %", "10.00 %"]]
     counted = [{"name": "words", "accuracy": 0.95, "f1": 0.4}]
-    assert comparison.behind(lines, counted, settings) == []
+    assert comparison.worse_than_counted(lines, counted, settings) == []
 
 
 def test_runs_of_other_tasks_are_not_beside_each_other(tmp_path):

@@ -12,8 +12,11 @@ from torch import nn
 
 from linformers.export import export, load
 from linformers.linearize import CorrectedMean, TokenMeans, distill, linearize
-from linformers.linearize.calibrate import Sample, output_error
+from linformers.linearize.core import blank_heads
 from linformers.linearize.projection import slot_of
+from linformers.nn.core import attend_heads
+from linformers.nn.memory import Opens
+from linformers.ops.linformer import attend
 
 K = 5
 
@@ -155,15 +158,20 @@ def test_the_report_says_how_many_exact_keys(window):
 
 def test_open_slots_lower_the_error():
     keep = torch.arange(11) < torch.tensor([[11], [7]])
-    sample = Sample(*(2 * torch.randn(2, 3, 11, 5, dtype=torch.float64) for _ in range(3)), keep)
+    q, *pair = (2 * torch.randn(2, 3, 11, 5, dtype=torch.float64) for _ in range(3))
+    k, v = blank_heads(*pair, keep)
+    exact = attend(q, k, v, keep)
     for window in (0, 2):
-        errors = [output_error(TokenMeans(11, 4), [sample], window, m) for m in range(5)]
+        opens = [None, *(Opens(m) for m in range(1, 5))]
+        means = TokenMeans(11, 4)
+        found = [attend_heads(q, k, v, means, keep=keep, block=window, opens=one)[0] for one in opens]
+        errors = [(out - exact).square().sum() for out in found]
         assert errors[4] < 1e-20
         assert errors[3] < errors[1]
     with pytest.raises(
         ValueError, match="open_slots=2 needs slots that are means of segments, and those of CorrectedMean are not"
     ):
-        output_error(CorrectedMean(11, 4).double(), [sample], open_slots=2)
+        attend_heads(q, k, v, CorrectedMean(11, 4).double(), keep=keep, opens=Opens(2))
 
 
 def test_distillation_trains_with_opened_slots():

@@ -1,5 +1,7 @@
 """Long inputs in chunks while training: the same gradients, the same random numbers, and memory that grows little."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from model_cases import CHANNELS
@@ -67,13 +69,19 @@ def test_gradients_belong_to_the_dropout_of_the_forward_pass(options: dict) -> N
     torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-5, atol=1e-5)
 
 
-def test_chunks_of_recomputed_and_of_random_functions() -> None:
+def square_and_sizes() -> tuple[Callable[[Tensor], Tensor], list[int]]:
+    """A function, and the rows of each of its calls."""
     sizes: list[int] = []
 
     def square(x: Tensor) -> Tensor:
         sizes.append(x.shape[1])
         return x.square()
 
+    return square, sizes
+
+
+def test_chunks_of_recomputed_and_of_random_functions() -> None:
+    square, sizes = square_and_sizes()
     x = torch.randn(2, 150, 3, requires_grad=True)
     by_rows(square, x, recompute=True).sum().backward()
     assert sorted(sizes) == sorted([64, 64, 22] * 2)  # once forward, once backward
@@ -86,12 +94,7 @@ def test_chunks_of_recomputed_and_of_random_functions() -> None:
 
 
 def test_a_very_long_input_is_cut_with_gradients_too() -> None:
-    sizes: list[int] = []
-
-    def square(x: Tensor) -> Tensor:
-        sizes.append(x.shape[1])
-        return x.square()
-
+    square, sizes = square_and_sizes()
     x = torch.randn(2, 520, 3, requires_grad=True)
     by_rows(square, x[:, :500]).sum().backward()
     assert sizes == [500]

@@ -1,4 +1,4 @@
-"""Projections in rows: at the right scale after the initialisation loops of other packages' models; and files of 0.1.0 load."""
+"""Projections in rows: at the right scale after the initialisation loops of other packages' models; and files of the earlier layout load."""
 
 import copy
 

@@ -103,7 +103,7 @@ def summarise(out: Path) -> dict[str, Any]:
         "baseline": baselines[0] if baselines else {},
         "baselines": counted[0] if counted else [],
         "cut": [cut[n] for n in sorted(cut)],
-        "notes": [*notes(lines), *behind(lines, counted[0] if counted else [], settings)],
+        "notes": [*notes(lines), *worse_than_counted(lines, counted[0] if counted else [], settings)],
         "contenders": lines,
     }
 
@@ -120,7 +120,9 @@ def notes(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"{NO_SHARE}full and none are not tested yet, or differ in more than attention from the others."]
 
 
-def behind(lines: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]], settings: Any) -> list[str]:
+def worse_than_counted(
+    lines: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]], settings: Any
+) -> list[str]:
     """A note for each count-based baseline that is better than every contender."""
     key, sign = ("accuracy", 1) if settings.get("task") == "classify" else ("loss", -1)
     if any("f1" in line for line in lines):

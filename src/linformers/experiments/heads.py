@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LONGEST_TOKEN = 14
+MOST_SLOTS = 5  # listed for each layer and head
 MOST_TOKENS = 6  # listed for each slot
 
 
@@ -166,7 +167,7 @@ def spread(model: Any, batch: dict[str, Tensor]) -> dict[str, Spread]:
     return found
 
 
-def fullest(model: Any, batch: dict[str, Any], tokenizer: Any, most: int = 5) -> dict[str, list[Fullest]]:
+def fullest(model: Any, batch: dict[str, Any], tokenizer: Any) -> dict[str, list[Fullest]]:
     """The fullest content slots of each layer, by stack; nothing for other models."""
     seer = Visualizer(model)
     names, found = tokens(seer, batch, tokenizer), dict[str, list[Fullest]]()
@@ -180,7 +181,7 @@ def fullest(model: Any, batch: dict[str, Any], tokenizer: Any, most: int = 5) ->
                 place = f"layer {i + 1}" + (f", head {head + 1}" if held.shares.shape[1] > 1 else "")
                 slots = [
                     (int(slot), round(float(count[slot]), 1), most_of(held.counted[0] * shares[:, slot], names[name]))
-                    for slot in count.argsort(descending=True)[:most]
+                    for slot in count.argsort(descending=True)[:MOST_SLOTS]
                 ]
                 one = Fullest(place, int(are_alive(count).sum()), len(count), float(entropy.exp().mean()), slots)
                 found.setdefault(short(name), []).append(one)

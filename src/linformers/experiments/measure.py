@@ -148,9 +148,9 @@ def sgemm_step(size: int = SGEMM_SIZE) -> Step:
     return lambda: torch.mm(a, b, out=out)
 
 
-def sgemm_rate(seconds: float, size: int = SGEMM_SIZE) -> float:
+def sgemm_rate(seconds: float) -> float:
     """Floating-point operations a second, from the time of :func:`sgemm_step`."""
-    return 2 * size**3 / seconds
+    return 2 * SGEMM_SIZE**3 / seconds
 
 
 def peak_memory(build: Callable[..., Step], threads: int, **options: Any) -> int:

@@ -1,6 +1,6 @@
 """What a training step costs when one sequence is split over processes: formulas, and a simulator with assumed hardware.
 
-An encoder with one E for keys and values, batch 1. The formulas are those of ``docs/scaling.md``; ``tests`` compare them with the collectives that run.
+An encoder with one E for keys and values, batch 1. The formulas are those of ``docs/scaling.md``; the tests compare them with the collectives that run.
 
 Axes: n positions of the sequence, p processes, k slots, d channels, L layers.
 """
@@ -15,7 +15,6 @@ from linformers.experiments.measure import Report, describe
 
 FLOAT32 = 4  # bytes of an exchanged number: sums of slots and gradients are float32
 STATES = 16  # bytes of a parameter: float32 weights, gradients, and the two moments of Adam
-RECORD = 7  # int64 numbers that every process tells the others before a pass
 RECOMPUTE = ("none", "C1")
 
 
@@ -92,6 +91,11 @@ def received(size: float, p: int) -> float:
 # What one process receives for a layer and a training step, in numbers.
 
 
+def slot_sums(recompute: str = "none") -> int:
+    """How many times a layer adds up slots in a training step: forward, their gradients backward, and again if they are recomputed."""
+    return 3 if recompute != "none" else 2
+
+
 def slot_numbers(model: Model, parts: int = 1) -> int:
     """What a layer adds up over the processes: k slots, and for each the sum of its weights, which biases need."""
     return parts * model.k * (model.d + 1)
@@ -136,7 +140,7 @@ def slots_received(model: Model, p: int, *, parts: int = 1, recompute: str = "no
         parts: 2 where keys and values, or heads, have an E of their own.
         recompute: with recomputation the slots are summed again in the backward pass.
     """
-    return (3 if recompute != "none" else 2) * received(slot_numbers(model, parts), p)
+    return slot_sums(recompute) * received(slot_numbers(model, parts), p)
 
 
 def ring_received(model: Model, n: int, p: int) -> float:
@@ -152,11 +156,6 @@ def ulysses_received(model: Model, n: int, p: int) -> float:
 def lasp2_received(model: Model, p: int) -> float:
     """Of LASP-2 (linear attention): the states of all others, forward and backward."""
     return 2 * (p - 1) * model.d * model.d / model.heads
-
-
-def collectives(model: Model, recompute: str = "none") -> int:
-    """Collectives of a training step: a record, for each layer one sum forward and one backward, and the gradients."""
-    return 1 + (3 if recompute != "none" else 2) * model.layers + 1
 
 
 def step_flops(model: Model, positions: float, recompute: str = "none") -> tuple[float, float]:
@@ -193,8 +192,9 @@ def simulate(
     at_least_one(n=n, p=p)
     one_of("recompute", recompute, RECOMPUTE)
     own, same = (flops / hardware.rate for flops in step_flops(model, n / p, recompute))
-    sums = 3 if recompute != "none" else 2
-    slots = sums * model.layers * hardware.all_reduce(FLOAT32 * slot_numbers(model), p) + hardware.latency(p)
+    slots = slot_sums(recompute) * model.layers * hardware.all_reduce(
+        FLOAT32 * slot_numbers(model), p
+    ) + hardware.latency(p)
     exchange = hardware.all_reduce(FLOAT32 * model.parameters, p)
     gradients = max(exchange - 2 / 3 * own, exchange / model.layers) if overlap else exchange
     seconds = own + same + slots + gradients
@@ -223,7 +223,7 @@ def simulate(
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is simulated: every length on every number of GPUs, with and without recomputation; ``measured`` calibrates the model on this machine."""
+    """What is simulated: every length on every number of GPUs, with and without recomputation."""
 
     lengths: Sequence[int] = (65_536, 1_048_576, 16_777_216)
     gpus: Sequence[int] = (8, 64, 512)

@@ -19,6 +19,7 @@ from typing import Any
 Check = Callable[[Any, str], None]
 
 LARGEST_JSON = 1 << 27  # bytes; tokenisers with the largest vocabularies need a quarter of that
+LARGEST_TEXT = 1 << 32  # bytes
 LARGEST_WHOLE = 2**63 - 1
 
 
@@ -69,7 +70,7 @@ def read_bytes(path: Path, most: int = LARGEST_JSON) -> bytes:
     return content
 
 
-def read_text(path: Path, most: int = 1 << 32) -> str:
+def read_text(path: Path) -> str:
     """The text of a regular file given by the user, with all line ends as newlines.
 
     Raises:
@@ -77,7 +78,7 @@ def read_text(path: Path, most: int = 1 << 32) -> str:
         OSError: if it cannot be read.
     """
     try:
-        text = read_bytes(path, most).decode("utf-8")
+        text = read_bytes(path, LARGEST_TEXT).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}; convert it first") from None
     return text.replace("\r\n", "\n").replace("\r", "\n")
@@ -200,14 +201,12 @@ def named(check: Check, names: Check | None = None) -> Check:
     return check_all
 
 
-def each(check: Check, least: int = 0, most: int | None = None) -> Check:
-    """A list, of ``least`` to ``most`` entries, that all pass one check."""
+def each(check: Check, least: int = 0) -> Check:
+    """A list, of at least ``least`` entries, that all pass one check."""
 
     def check_all(value: Any, place: str) -> None:
-        if not isinstance(value, list | tuple) or len(value) < least or (most is not None and len(value) > most):
-            size = f" of at least {least}" if least else ""
-            size = f" of {least}" if least == most else size
-            raise refused(value, place, f"a list{size}")
+        if not isinstance(value, list | tuple) or len(value) < least:
+            raise refused(value, place, f"a list of at least {least}" if least else "a list")
         for i, found in enumerate(value):
             check(found, f"{place}[{i}]")
 

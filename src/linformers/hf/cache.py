@@ -37,7 +37,8 @@ class LinformerCacheLayer:
 
 
 class LinformerCache(Cache):
-    """The ``past_key_values`` of these models: slots and two blocks of exact keys for each layer, whatever the length.
+    """The ``past_key_values`` of these models: slots and two blocks of exact keys for each layer, whatever the length; with ``open_slots``
+    also the exact keys that can be opened.
 
     Args:
         state: None until the model has read the first tokens.

@@ -376,7 +376,7 @@ def token_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None
 
 
 def check_labels(labels: Tensor, logits: Tensor) -> None:
-    """Raise a ValueError for labels that do not fit ``(..., v)`` logits; on other devices than the CPU, whatever their values are."""
+    """Raise a ValueError for labels that do not fit ``(..., v)`` logits; their values are read on the CPU only."""
     if labels.numel() != logits.shape[:-1].numel():
         raise ValueError(f"got labels of shape {tuple(labels.shape)} for logits of shape {tuple(logits.shape)}")
     if labels.is_floating_point() or labels.dtype == torch.bool:

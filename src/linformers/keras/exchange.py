@@ -51,7 +51,7 @@ def from_torch(
     projection = layer.projection
     method, weight = method_of(projection), projection_weight(projection)
     sharings = {(1, 1): "kv", (2, 1): "headwise", (2, layer.num_heads): "none"}
-    if isinstance(projection, Content):  # keys and values always share the choice
+    if isinstance(projection, Content):  # keys and values always share the assignment
         parts, heads = min(2, projection.heads), projection.heads
     else:
         parts, heads = (1, 1) if weight is None else weight.shape[:2]

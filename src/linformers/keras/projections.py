@@ -54,7 +54,7 @@ class Projection(keras.layers.Layer):
             matrix; ``"layerwise"``, the same, for a projection that is passed to several layers.
         method: ``"learnable"``; ``"convolution"``, a kernel as wide as a segment; ``"mean"`` and ``"max"`` of each segment;
             ``"no_params"``, random and not trained; ``"content"``, each token is assigned to slots by its features, and a slot is the
-            weighted mean of its tokens. Keys and values share the choice, and so do the heads unless ``sharing`` is ``"none"``.
+            weighted mean of its tokens. Keys and values share the assignment, and so do the heads unless ``sharing`` is ``"none"``.
         channels: of the keys that the layer is given; needed by ``"content"``.
         start: initial values of E and F: ``"random"``, N(0, 1 / max_length), with which compressed keys keep their scale at full length;
             or ``"segments"``, with which each slot averages its own segment, plus a little noise.

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from linformers.linearize.core import blank_heads
 from linformers.nn.core import attend_heads
-from linformers.nn.memory import Opens
 from linformers.ops.linformer import attend, attend_with_weights
 from linformers.ops.spectrum import check_share, cumulative, mean_curve, slots_of
 from linformers.projections.base import Projection
@@ -27,7 +26,7 @@ class Sample(NamedTuple):
     k: Tensor  # (b, h, n, d)
     v: Tensor  # (b, h, n, d)
     keep: Tensor | None  # (b, n)
-    source: Tensor | None = None  # (b, n, ch), what content slots are chosen by; None for the keys
+    features: Tensor | None = None  # (b, n, ch), by which tokens are assigned to content slots; None for the keys
 
 
 def run(model: nn.Module, batch: Batch) -> Any:
@@ -63,13 +62,11 @@ def slots_for(samples: Sequence[Sample], share: float) -> int:
 
 
 @torch.no_grad()
-def output_error(
-    projection: Projection, samples: Sequence[Sample], local_window: int = 0, open_slots: int = 0
-) -> float:
+def output_error(projection: Projection, samples: Sequence[Sample], local_window: int = 0) -> float:
     """How far the attention output is from the exact one: the squared distance over the squared size, real tokens only."""
     distance = size = 0.0
     for sample in samples:
-        part, whole = _distance(projection, sample, local_window, open_slots)
+        part, whole = _distance(projection, sample, local_window)
         distance, size = distance + float(part), size + float(whole)
     return distance / size if size else 0.0
 
@@ -123,12 +120,11 @@ def fit(
     return before, best
 
 
-def _distance(projection: Projection, sample: Sample, local_window: int, open_slots: int = 0) -> tuple[Tensor, Tensor]:
+def _distance(projection: Projection, sample: Sample, local_window: int) -> tuple[Tensor, Tensor]:
     """The squared distance of one batch's output to the exact output, and the squared size of the exact output."""
-    q, k, v, keep, source = sample
+    q, k, v, keep, features = sample
     exact = attend(q, k, v, keep)
-    seen: dict[str, Any] = {"block": local_window, "source": source, "opens": Opens(open_slots) if open_slots else None}
-    out, _ = attend_heads(q, *blank_heads(k, v, keep), projection, keep=keep, **seen)
+    out, _ = attend_heads(q, *blank_heads(k, v, keep), projection, keep=keep, block=local_window, features=features)
     difference = (out - exact).square().sum((1, 3))  # (b, n)
     size = exact.square().sum((1, 3))
     if keep is not None and q.shape[2] == keep.shape[1]:

@@ -3,7 +3,7 @@
 Axes: b batch, h heads, n positions, k slots, ch channels of the model.
 
 ``E (x W) = (E x) W``: two products with n rows become two with k rows. Only plain ``nn.Linear`` maps allow it; with anything around
-them (an adapter, a hook), with exact neighbours, with opened slots, and with content slots, which are chosen by the keys, the module runs as
+them (an adapter, a hook), with exact neighbours, with opened slots, and with content slots, whose assignment depends on the keys, the module runs as
 its original does, and is shortened afterwards.
 """
 

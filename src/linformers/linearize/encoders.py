@@ -268,8 +268,7 @@ def linformer_attention(
             f"got an attention mask of shape {tuple(attention_mask.shape)}; linearised attention takes a padding mask "
             f"{(key.shape[0], key.shape[2])}, because a slot mixes all positions"
         )
-    if scaling is not None:
-        query = query * (scaling * query.shape[-1] ** 0.5)  # `attend` scales by the width of a head itself
+    query = rescaled(query, scaling)
     need_weights = module.config.output_attentions if output_attentions is None else output_attentions
     projection = module.projection
     if projection is not None:
@@ -285,12 +284,17 @@ def linformer_attention(
 
 
 def exact(
-    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, dropout: float, window: int | None, need_weights: bool
+    q: Tensor, k: Tensor, v: Tensor, keep: Tensor | None, dropout: float, sliding_window: int | None, need_weights: bool
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of a layer that was left alone. The weights of local attention are not returned: they would be n x n."""
-    if window is not None:  # transformers passes the first distance that is too large
-        return attend_near(q, k, v, window - 1, keep, dropout), None
+    if sliding_window is not None:  # transformers passes the first distance that is too large
+        return attend_near(q, k, v, sliding_window - 1, keep, dropout), None
     return attend_with_weights(q, k, v, keep, dropout) if need_weights else (attend(q, k, v, keep, dropout), None)
+
+
+def rescaled(query: Tensor, scaling: float | None) -> Tensor:
+    """Queries for another scale of the logits than 1/sqrt(d), which :func:`linformers.ops.linformer.attend` applies itself."""
+    return query if scaling is None else query * (scaling * query.shape[-1] ** 0.5)
 
 
 def padding_mask(*, attention_mask: Tensor | None = None, **_: Any) -> Tensor | None:
@@ -313,8 +317,7 @@ def capture_attention(
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention of the original, which also records the inputs of one module; see :func:`capturing`."""
-    if scaling is not None:
-        query = query * (scaling * query.shape[-1] ** 0.5)
+    query = rescaled(query, scaling)
     if _captured is not None and module is _captured[0]:
         _captured[1].append(Sample(query.detach(), key.detach(), value.detach(), attention_mask))
     return exact(query, key, value, attention_mask, dropout, sliding_window, False)[0].transpose(1, 2), None

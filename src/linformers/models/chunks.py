@@ -85,7 +85,7 @@ def run_in_chunks(
         raise ValueError(f"the chunks ended at position 0 of {n}")
     if any(layer.channels != channels for layer in layers):
         inner = like.new_empty(batch, n, layers[-1].channels)
-    source: Rows = out if ready is None else ready
+    stored: Rows = out if ready is None else ready
     for i, layer in enumerate(layers):
         memory = inlet.finish()
         after: _Inlet | _Outlet = _Outlet(parts.norm, out)
@@ -93,8 +93,8 @@ def run_in_chunks(
             after = inlet = _Inlet(parts, layers[i + 1], batch, n, mask, inner)
         for start in range(0, n, size):
             stop = min(start + size, n)
-            after.push(layer.attend_rows(read(source, start, stop, like), memory, parts.rotation(start, stop, like)))
-        source = inner
+            after.push(layer.attend_rows(read(stored, start, stop, like), memory, parts.rotation(start, stop, like)))
+        stored = inner
     return out
 
 
@@ -146,8 +146,8 @@ class _Inlet:
         if self.store is not None:
             write(self.store, self.passed, x)
         if self.slots is not None and x.shape[1]:
-            source = self.layer.norms["attention"](x) if self.layer.pre else x
-            self.slots.add(source, self.passed, keep, self.parts.rotation(self.passed, stop, x))
+            features = self.layer.norms["attention"](x) if self.layer.pre else x
+            self.slots.add(features, self.passed, keep, self.parts.rotation(self.passed, stop, x))
         self.passed = stop
 
     def _mix(self, x: Tensor) -> Tensor:

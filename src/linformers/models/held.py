@@ -1,4 +1,4 @@
-"""What the slots of a running model hold: which tokens chose which content slot, and how many tokens each slot stands for.
+"""What the slots of a running model hold: the share of each token in each content slot, and how many tokens each slot stands for.
 
 Axes: b batch, g heads that differ, n positions, k slots, o opened slots.
 """

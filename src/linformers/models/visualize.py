@@ -101,7 +101,7 @@ class Visualizer:
 
         The exact keys that causal and windowed attention has beside its slots are drawn right of a line, each at its own position. Slots
         that a query opened are blue, and so are their keys. For content slots there is a second figure, under the name and ``" (slots)"``:
-        how many tokens each slot holds, and which token chose which slot; in a causal model, as its last position sees them.
+        how many tokens each slot holds, and the share of each token in each slot; in a causal model, as its last position sees them.
 
         Args:
             inputs: what the model takes.

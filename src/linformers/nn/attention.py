@@ -150,7 +150,7 @@ class Attention(nn.Module):
                 slots=self.slots,
                 block=self.block,
                 causal=self.causal,
-                source=x,
+                features=x,
                 opens=self.opens if self.kind == "linformer" else None,
                 how=how,
                 choice=choice,
@@ -179,7 +179,7 @@ class Attention(nn.Module):
         if self.kind == "linformer" and self.opens is not None:
             shortens = self._projection(projection)
             if not span.whole:
-                memory = memory_across(k, v, shortens, span, keep=keep, slots=self.slots, source=context)
+                memory = memory_across(k, v, shortens, span, keep=keep, slots=self.slots, features=context)
                 own = k.view_as(k), v.view_as(v), keep  # views: as in `with_exact`
                 return memory._replace(exact=OpenableAcross(*own, span, self.opens, shortens.max_len, self.slots))
             memory = memory_of_heads(k, v, shortens, keep, self.slots, context)

@@ -172,7 +172,7 @@ def attend_heads(
     slots: int | None = None,
     block: int = 0,
     causal: bool = False,
-    source: Tensor | None = None,
+    features: Tensor | None = None,
     opens: Opens | None = None,
     how: How = How(),  # noqa: B008 - immutable
     choice: Choice | None = None,
@@ -189,7 +189,7 @@ def attend_heads(
         slots: use this many of the projection's.
         block: positions of a block of exact neighbours; 0 for none.
         causal: a query sees no later position.
-        source: ``(b, n, ch)``, the input of content slots; None for the keys of all heads.
+        features: ``(b, n, ch)``, the input of content slots; None for the keys of all heads.
         opens: how many slots each query opens; None for none.
         choice: the slots to open, if they are known.
         span: the part of the sequence that q, k and v are.
@@ -201,11 +201,11 @@ def attend_heads(
         memory, slots = Memory(k[:, :, :0], v[:, :, :0]), 0
     elif not span.whole:
         slots = projection.k if slots is None else slots
-        options: dict[str, Any] = {"keep": keep, "slots": slots, "block": block, "causal": causal, "source": source}
+        options: dict[str, Any] = {"keep": keep, "slots": slots, "block": block, "causal": causal, "features": features}
         memory = memory_across(k, v, projection, span, **options)
     elif isinstance(projection, Content) and block:
         slots = projection.k if slots is None else slots
-        shares = projection.for_input(join_heads(k) if source is None else source, keep, slots).shares
+        shares = projection.for_input(join_heads(k) if features is None else features, keep, slots).shares
         plain = keep is None and not (how.dropout or how.need_weights or how.by_head)
         if causal and plain and (out := attend_running(q, k, v, shares, block, FEWEST_TOKENS)) is not None:
             return out, None
@@ -214,7 +214,7 @@ def attend_heads(
         slots = projection.k if slots is None else slots
         memory = memory_of_finished(k, v, projection, slots, keep)
     else:
-        memory = memory_of_heads(k, v, projection, keep, slots, source)
+        memory = memory_of_heads(k, v, projection, keep, slots, features)
         near_keep = projection.beside(k, keep)
     own = k, v, keep
     if block and not span.whole:
@@ -333,7 +333,7 @@ def attend_long(
     if not len(x) or x.shape[1] < least * rows_of_chunk(x.shape[2]):
         return None
     query, output = as_affine(maps.query), as_affine(maps.output)
-    if query is None or output is None or not (is_one_matrix(projection) or is_one_choice(projection)):
+    if query is None or output is None or not (is_one_matrix(projection) or is_one_assignment(projection)):
         return None
     if any(map(is_watched_inside, (maps.key, maps.value, projection))) or has_global_hook():
         return None
@@ -395,6 +395,6 @@ def is_one_matrix(projection: Projection | None) -> TypeGuard[Dense]:
     return type(projection).shorten is Dense.shorten and type(projection).forward is Dense.forward
 
 
-def is_one_choice(projection: Projection | None) -> TypeGuard[Content]:
+def is_one_assignment(projection: Projection | None) -> TypeGuard[Content]:
     """Whether it makes content slots with the same shares for all heads, and does nothing else."""
     return type(projection) is Content and projection.heads == 1

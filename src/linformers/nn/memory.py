@@ -74,7 +74,7 @@ class OpenableAcross(NamedTuple):
         span: the part of the sequence that they are.
         opens: how many slots each query opens.
         max_len: the positions that ``slots`` segments divide; in causal attention, of a block.
-        slots: the segments of so many positions.
+        slots: how many segments they are divided into.
         block: positions of a block of exact neighbours; 0 for none.
         causal: a query sees no later position.
         near: with blocks, keys, values and keep with those of neighbouring processes.
@@ -182,15 +182,15 @@ def memory_of_heads(
     projection: Projection,
     keep: Tensor | None = None,
     k: int | None = None,
-    source: Tensor | None = None,
+    features: Tensor | None = None,
 ) -> Memory:
     """Shorten keys and values that are mapped to heads already, each ``(b, g, s, d)``.
 
     Args:
-        source: ``(b, s, ch)``, the input of content slots; None for the keys of all heads.
+        features: ``(b, s, ch)``, the input of content slots; None for the keys of all heads.
     """
     heads = keys.shape[1]
-    shortens = projection.for_input(join_heads(keys) if source is None else source, keep, k)
+    shortens = projection.for_input(join_heads(keys) if features is None else features, keep, k)
     if projection.heads == 1:
         keys, values = join_heads(keys)[:, None], join_heads(values)[:, None]
     short, other = shortens.both(keys, values, keep, k)

@@ -1,7 +1,6 @@
 """Errors that torch raises because arguments do not fit a module, in words that name the argument.
 
-Nothing is checked in advance: weights that are quantised, adapted or loaded from elsewhere just in time are none of this
-package's business, as long as the pass succeeds.
+Nothing is checked in advance: weights may be quantised, adapted or loaded just in time, as long as the pass succeeds.
 """
 
 import inspect

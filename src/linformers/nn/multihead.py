@@ -325,7 +325,7 @@ class LinearMultiheadAttention(TorchMaps):
         maps, how = self._maps(), self._how(need_weights)._replace(views=() if undo is None else (reordered(undo, 2),))
         q = to_heads(maps.query(query), self.num_heads)
         k, v = (to_heads(to(x), self.num_kv_heads) for to, x in ((maps.key, key), (maps.value, value)))
-        seen: dict[str, Any] = {"block": self.block_size, "source": key, "opens": self.opens}
+        seen: dict[str, Any] = {"block": self.block_size, "features": key, "opens": self.opens}
         out, weights = attend_heads(q, k, v, self.projection, keep=keep, causal=True, **seen, how=how)
         return self.out_proj(join_heads(out if undo is None else take(out, undo, 2))), weights
 
@@ -354,7 +354,7 @@ class LinearMultiheadAttention(TorchMaps):
         if keep is not None:
             k, v = (blank(x, keep[:, None]) for x in (k, v))
         if self.local_window or self.opens is None:
-            seen: dict[str, Any] = {"block": self.local_window, "source": key, "opens": self.opens}
+            seen: dict[str, Any] = {"block": self.local_window, "features": key, "opens": self.opens}
             out, weights = attend_heads(q, k, v, self.projection, keep=keep, **seen, how=how)
         else:
             memory = memory_of_heads(k, v, self.projection, keep, None, key)

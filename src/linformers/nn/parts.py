@@ -90,15 +90,17 @@ def memory_across(
     slots: int | None = None,
     block: int = 0,
     causal: bool = False,
-    source: Tensor | None = None,
+    features: Tensor | None = None,
 ) -> Memory:
     """The memory of keys and values of heads, ``(b, g, n, d)`` in this process; the arguments of :func:`linformers.nn.core.attend_heads`."""
     if isinstance(projection, Content) and block:
-        return sets_across(k, v, projection, span, block=block, causal=causal, keep=keep, slots=slots, source=source)
+        return sets_across(
+            k, v, projection, span, block=block, causal=causal, keep=keep, slots=slots, features=features
+        )
     if causal:
         return finished_across(k, v, projection, span, slots, keep)
     heads = k.shape[1]
-    shortens = projection.for_input(join_heads(k) if source is None else source, keep, slots)
+    shortens = projection.for_input(join_heads(k) if features is None else features, keep, slots)
     if projection.heads == 1:
         k, v = join_heads(k)[:, None], join_heads(v)[:, None]
     pairs = ((KEY, k), (VALUE, v))
@@ -135,14 +137,14 @@ def sets_across(
     causal: bool,
     keep: Tensor | None = None,
     slots: int | None = None,
-    source: Tensor | None = None,
+    features: Tensor | None = None,
 ) -> Memory:
     """:func:`linformers.nn.memory.memory_of_sets` of all processes, with a set for each block of this one.
 
     Each process sends the sums of its blocks without the last, and those of the last, which the next block sees exactly; for the blocks before
     this process's, these are added up. If not causal, the same from the other end.
     """
-    shares = projection.for_input(join_heads(k) if source is None else source, keep, slots).shares
+    shares = projection.for_input(join_heads(k) if features is None else features, keep, slots).shares
     sums = sums_of_blocks(k, v, shares, block)  # (b, g, m, k, d) twice, and (b, g or 1, m, k)
     rank = 0 if span.exchange is None else span.exchange.rank
     ends = [(x[:, :, :-1].sum(2), x[:, :, -1]) for x in sums]

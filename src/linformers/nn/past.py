@@ -22,8 +22,8 @@ class Past(Protocol):
         """The number of slots that :meth:`memory` returns."""
         ...
 
-    def shares(self, source: Tensor) -> Tensor | None:
-        """The shares ``(b, g or 1, n, k)`` that :meth:`retire` needs, from ``source`` ``(b, n, ch)``; None if it needs none."""
+    def shares(self, features: Tensor) -> Tensor | None:
+        """The shares ``(b, g or 1, n, k)`` that :meth:`retire` needs, from ``features`` ``(b, n, ch)``; None if it needs none."""
         ...
 
     def retire(
@@ -78,7 +78,7 @@ class FinishedSlots:
     def columns(self) -> int:
         return self.keys.shape[2]
 
-    def shares(self, source: Tensor) -> None:
+    def shares(self, features: Tensor) -> None:
         return None
 
     def retire(
@@ -147,8 +147,8 @@ class FinishedSums:
     def columns(self) -> int:
         return self.keys.shape[2]
 
-    def shares(self, source: Tensor) -> Tensor:
-        return self.projection.for_input(source, None, self.keys.shape[2]).shares
+    def shares(self, features: Tensor) -> Tensor:
+        return self.projection.for_input(features, None, self.keys.shape[2]).shares
 
     def retire(
         self, rows: Tensor, block: Tensor, keys: Tensor, values: Tensor, real: Tensor, shares: Tensor | None

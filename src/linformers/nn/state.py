@@ -101,19 +101,19 @@ class CausalState:
         exact = zeros(heads, places, head_dim)
         return cls(c, past, exact, exact.clone(), exact_real, shares, zeros(dtype=torch.long), opens)
 
-    def append(self, k: Tensor, v: Tensor, keep: Tensor | None = None, source: Tensor | None = None) -> None:
+    def append(self, k: Tensor, v: Tensor, keep: Tensor | None = None, features: Tensor | None = None) -> None:
         """Append one token a row; rows whose ``keep`` ``(b,)`` is False do not change.
 
         Args:
             k: its keys, ``(b, g, 1, d)``.
             v: its values.
-            source: ``(b, 1, ch)``, the input of content slots.
+            features: ``(b, 1, ch)``, the input of content slots.
         """
         self._retire(keep)
         place = self.length % self.exact_keys.shape[2]
         rows = torch.arange(len(self.length), device=k.device)
         self.exact_real[rows, place] = True if keep is None else keep | self.exact_real[rows, place]
-        for kept, new in ((self.exact_keys, k), (self.exact_values, v), (self.exact_shares, self._shares(source))):
+        for kept, new in ((self.exact_keys, k), (self.exact_values, v), (self.exact_shares, self._shares(features))):
             if kept is not None and new is not None:
                 one = new[:, :, 0].to(kept.dtype)
                 if keep is not None:
@@ -182,7 +182,7 @@ class CausalState:
         return View(there, back)
 
     def prefill(
-        self, k: Tensor, v: Tensor, length: Tensor, keep: Tensor | None = None, source: Tensor | None = None
+        self, k: Tensor, v: Tensor, length: Tensor, keep: Tensor | None = None, features: Tensor | None = None
     ) -> None:
         """Read a whole prompt.
 
@@ -191,9 +191,9 @@ class CausalState:
             v: its values.
             length: ``(b,)``, how many of its tokens each row has.
             keep: ``(b, n)``, True where a token is real, if the prompt has holes.
-            source: ``(b, n, ch)``, the input of content slots.
+            features: ``(b, n, ch)``, the input of content slots.
         """
-        self.length, shares = length.clone(), self._shares(source)
+        self.length, shares = length.clone(), self._shares(features)
         self.past.prefill(k, v, self._finished_blocks() * self.block, keep, shares)
         position = self._position_of_place().clamp(min=0)  # (b, 2 c)
 
@@ -213,12 +213,12 @@ class CausalState:
             if (kept := getattr(self, name)) is not None:
                 setattr(self, name, kept.index_select(0, index))
 
-    def _shares(self, source: Tensor | None) -> Tensor | None:
+    def _shares(self, features: Tensor | None) -> Tensor | None:
         if self.exact_shares is None:
             return None
-        if source is None:
-            raise TypeError("content slots need the input of the layer; pass it as source")
-        return self.past.shares(source)
+        if features is None:
+            raise TypeError("content slots need the input of the layer; pass it as features")
+        return self.past.shares(features)
 
     def _retire(self, keep: Tensor | None) -> None:
         """In rows that enter a new block, pass the block whose places it overwrites to ``past``."""

@@ -48,14 +48,14 @@ def or_true(keep: Tensor | None, like: Tensor) -> Tensor:
     return torch.ones(like.shape[0], like.shape[2], dtype=torch.bool, device=like.device) if keep is None else keep
 
 
-def check_mask(mask: Tensor | None, shape: tuple[int, ...], name: str = "mask") -> None:
+def check_mask(mask: Tensor | None, shape: tuple[int, ...]) -> None:
     """Raise a ValueError unless ``mask`` is None or bool and of this shape."""
     if mask is None:
         return
     if tuple(mask.shape) != shape:
-        raise ValueError(f"{name} must be (batch, length) = {shape}, got {tuple(mask.shape)}")
+        raise ValueError(f"mask must be (batch, length) = {shape}, got {tuple(mask.shape)}")
     if mask.dtype != torch.bool:
-        raise ValueError(f"{name} must be bool, True where a token is real, got {mask.dtype}; try {name}.bool()")
+        raise ValueError(f"mask must be bool, True where a token is real, got {mask.dtype}; try mask.bool()")
 
 
 def check_causal_mask(mask: Tensor, n: int) -> None:

@@ -1,4 +1,4 @@
-"""Hugging Face files of 0.1.0, whose projections are stacked: transformers converts them while it loads.
+"""Hugging Face files of the earlier layout, whose projections are stacked: transformers converts them while it loads.
 
 ``from_pretrained`` assigns parameters without ``load_state_dict``, so that the conversion in ``Projection._load_from_state_dict`` does not run.
 """
@@ -37,7 +37,7 @@ class ToRows(ConversionOps):
 
 
 def convert_old_files(name: str, others: Sequence[Any] = ()) -> None:
-    """Let ``from_pretrained`` load files of 0.1.0.
+    """Let ``from_pretrained`` load files of the earlier layout.
 
     Args:
         name: a ``model_type``, or the name of a class, which has precedence.

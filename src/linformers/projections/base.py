@@ -129,7 +129,7 @@ class Projection(nn.Module, ABC):
         """Multiplications per channel of shortening ``length`` positions once."""
         return length
 
-    def for_input(self, source: Tensor, keep: Tensor | None = None, k: int | None = None) -> Shortens:
+    def for_input(self, features: Tensor, keep: Tensor | None = None, k: int | None = None) -> Shortens:
         """The object that shortens the keys and values of one input ``(b, s, ch)``: this projection, unless it depends on the content."""
         return self
 

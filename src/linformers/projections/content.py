@@ -58,12 +58,12 @@ class Content(Projection):
     def shorten(self, x: Tensor, keep: Tensor | None, part: int, k: int) -> Slots:
         return self.for_input(x[:, 0], keep, k)(x, keep)
 
-    def for_input(self, source: Tensor, keep: Tensor | None = None, k: int | None = None) -> "Assigned":
+    def for_input(self, features: Tensor, keep: Tensor | None = None, k: int | None = None) -> "Assigned":
         """The shares of an input ``(b, s, channels)``, with which its keys and values, or any tensor with its positions, are shortened."""
-        k = self.checked(source.shape[1], k)
-        if source.shape[-1] != self.channels:
-            raise ValueError(f"these content slots were built for {self.channels} channels, got {source.shape[-1]}")
-        return Assigned(self, self.shares(source, keep, k))
+        k = self.checked(features.shape[1], k)
+        if features.shape[-1] != self.channels:
+            raise ValueError(f"these content slots were built for {self.channels} channels, got {features.shape[-1]}")
+        return Assigned(self, self.shares(features, keep, k))
 
     def shares(self, x: Tensor, keep: Tensor | None, k: int) -> Tensor:
         """The share of each token in each slot, in float32: ``(b, heads, s, k)``; zeros where a token is not real."""

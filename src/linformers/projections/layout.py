@@ -4,7 +4,7 @@ Axes: n positions (of the sequence, or of a kernel), p parts (keys, values), h h
 
 Stored as ``(n, p h k)``, a matrix is initialised at the right scale by code that runs ``xavier_uniform_`` over all parameters with more
 than one axis, as ``nn.Transformer`` and DETR do: with more axes it would take all but the first two for the receptive field of a convolution.
-Files of 0.1.0, and those of Keras, have the parts and heads stacked: ``(p, h, n, k)``, kernels ``(p, h, n)``.
+Files of the layout before it, and those of Keras, have the parts and heads stacked: ``(p, h, n, k)``, kernels ``(p, h, n)``.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ def to_stacked(rows: Tensor, parts: int, heads: int) -> Tensor:
 
 
 def moments_to_rows(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """The state dict of an optimiser of 0.1.0 for projections in rows.
+    """The state dict of an optimiser of stacked projections, for projections in rows.
 
     For ``optimizer.register_load_state_dict_pre_hook``. A state in the present layout is returned unchanged.
     """

@@ -47,8 +47,8 @@ def make_projection(
         sharing: ``"none"`` gives every head its own E and F, ``"headwise"`` all heads one E and one F, ``"kv"`` one
             matrix for both. ``"layerwise"`` is ``"kv"`` for a projection that is then passed to every layer.
         method: ``"learnable"``, ``"convolution"``, ``"mean"``, ``"max"``, ``"no_params"`` (fixed random) or ``"content"`` (tokens
-            choose their slots, see :class:`Content`; keys and values share the choice, and with ``sharing="none"`` each head makes
-            its own); or a matrix, or a pair of them (see :class:`Given`); or a module, or a pair of them (see :class:`Custom`).
+            are assigned to slots by their features, see :class:`Content`; keys and values share the assignment, and with ``sharing="none"``
+            each head has its own); or a matrix, or a pair of them (see :class:`Given`); or a module, or a pair of them (see :class:`Custom`).
         start: the initial values of the learned methods, ``"random"`` or ``"segments"``.
         channels: of the layer's input; needed by ``"content"``.
     """

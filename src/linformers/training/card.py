@@ -76,7 +76,7 @@ def card(run: Run, results: Mapping[str, Any]) -> str:
         versions={"linformers": "", "torch": "", "transformers": "", **run.about.get("versions", {})},
         results={"tokens_seen": 0, "texts_cut": 0, "per_class": [], **results},
         baselines=list(against(results)),
-        verdict=[sentence.partition("; try ")[0] for sentence in verdict(results)],  # advice is for who trains it
+        verdict=[sentence.partition("; try ")[0] for sentence in verdict(results)],  # advice is for those who train it
         imports="\n".join(
             (
                 f"import linformers.{'hf' if native else 'linearize'}  # so that transformers knows this type of model",

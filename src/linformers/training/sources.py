@@ -28,7 +28,7 @@ KINDS = {
     "seq2seq": ("text", "pairs"),
     "classify": ("labelled",),
 }
-MENDED = {  # how to prepare data of the kind that a task needs
+HOW_TO_PREPARE = {  # how to prepare data of the kind that a task needs
     "mlm": "prepare it with --kind text",
     "clm": "prepare it with --kind text",
     "seq2seq": "prepare it with --kind pairs (--targets, or --target-column of a table)",
@@ -139,7 +139,7 @@ def prepare_data(
     if prepared.kind not in KINDS[settings.task]:
         raise ValueError(
             f"--task {settings.task} needs data of the kind {' or '.join(KINDS[settings.task])}, and {prepared.directory} "
-            f"holds {prepared.kind}; {MENDED[settings.task]}, or choose another --task"
+            f"holds {prepared.kind}; {HOW_TO_PREPARE[settings.task]}, or choose another --task"
         )
     return prepared
 

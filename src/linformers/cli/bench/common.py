@@ -45,6 +45,11 @@ class Common:
         return {**quick, **given, **off} if self.quick else given
 
 
+def width(channels: int | None) -> dict[str, int | None]:
+    """The channels of a model and of its feed-forward part, which has four times as many, as options of :meth:`Common.given`."""
+    return {"d": channels, "ff": 4 * channels if channels else None}
+
+
 def measure(
     run: Callable[..., dict[str, Any]],
     settings: Any,

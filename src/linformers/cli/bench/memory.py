@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from linformers.cli.bench.common import Common, Sizes, measure
+from linformers.cli.bench.common import Common, Sizes, measure, width
 
 
 def memory(
@@ -37,9 +37,8 @@ def memory(
 
     common = common or Common()
     given = common.given(
-        threads=common.threads, lengths=lengths, d=channels, k=k, depth=depth, longest_full=longest_full
+        threads=common.threads, lengths=lengths, **width(channels), k=k, depth=depth, longest_full=longest_full
     )
-    given |= {"ff": 4 * channels} if channels else {}
     quick: dict[str, Any] = {"lengths": (2048,)}  # each number takes a process
     settings = experiment.Settings(**common.sizes(given, quick))
     measure(experiment.run, settings, len(settings.lengths), common, tables, y="peak")

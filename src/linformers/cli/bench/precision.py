@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from linformers.cli.bench.common import Common, Sizes, measure
+from linformers.cli.bench.common import Common, Sizes, measure, width
 
 
 def precision(
@@ -33,8 +33,7 @@ def precision(
     from linformers.experiments import precision as experiment
 
     common = common or Common()
-    given = common.given(threads=common.threads, lengths=lengths, d=channels, k=k, compiled=compiled)
-    given |= {"ff": 4 * channels} if channels else {}
+    given = common.given(threads=common.threads, lengths=lengths, **width(channels), k=k, compiled=compiled)
     quick: dict[str, Any] = {"lengths": (512,), "rounds": 2, "budget": 5.0}
     settings = experiment.Settings(**common.sizes(given, quick, compiled=False))
     measure(experiment.run, settings, len(settings.lengths), common, tables)

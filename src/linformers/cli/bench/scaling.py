@@ -6,7 +6,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from linformers.cli.bench.common import Common, Sizes
+from linformers.cli.bench.common import Common, Sizes, width
 from linformers.cli.bench.common import measure as report
 
 
@@ -51,7 +51,7 @@ def scaling(
     from linformers.experiments import scaling_runs as runs
 
     common = common or Common()
-    sizes = {"layers": layers, "d": channels, "k": k, "heads": heads, "ff": 4 * channels if channels else None}
+    sizes = {"layers": layers, **width(channels), "k": k, "heads": heads}
     changed = {name: value for name, value in sizes.items() if value is not None}
     if measure:
         quick: dict[str, Any] = {"lengths": (2048,), "rounds": 2} if common.quick else {}

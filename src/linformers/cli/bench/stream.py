@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from linformers.cli.bench.common import Common, Names, Sizes, measure
+from linformers.cli.bench.common import Common, Names, Sizes, measure, width
 
 
 def stream(
@@ -40,9 +40,8 @@ def stream(
 
     common = common or Common()
     given = common.given(
-        threads=common.threads, lengths=lengths, d=channels, k=k, chunk=chunk, slots=slots, memory=memory
+        threads=common.threads, lengths=lengths, **width(channels), k=k, chunk=chunk, slots=slots, memory=memory
     )
-    given |= {"ff": 4 * channels} if channels else {}
     quick: dict[str, Any] = {"lengths": (4096, 16384)}
     settings = experiment.Settings(**common.sizes(given, quick, memory=False))
     steps = len(settings.slots) * len(settings.lengths) * (settings.rounds + settings.memory)
