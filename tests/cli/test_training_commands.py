@@ -250,9 +250,9 @@ def test_nothing_of_other_packages_is_in_a_pipe(text, tmp_path):
 @pytest.mark.parametrize("command", ["train", "compare"])
 def test_every_option_says_its_default(command, capsys):
     from linformers.cli import app
+    from linformers.training.defaults import SHOWN
     from linformers.training.options import option
     from linformers.training.presets import PRESETS
-    from linformers.training.settings import SHOWN
 
     app([command, "--help"], console=Console(width=1000, file=sys.stdout), result_action="return_value")
     rows = [line.strip("│* ") for line in capsys.readouterr().out.splitlines() if line.startswith("│")]

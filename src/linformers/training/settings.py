@@ -20,22 +20,9 @@ from linformers.ops.blocks import block_sizes
 from linformers.projections.dense import Start
 from linformers.projections.make import MethodName, Sharing
 from linformers.training.checking import check
-from linformers.training.defaults import by_preset, with_defaults
+from linformers.training.defaults import with_defaults
 from linformers.training.options import option, spoken
-from linformers.training.presets import (
-    ASSIGNED,
-    BY_TASK,
-    DEFAULTS,
-    FROM,
-    OPENED,
-    PRESETS,
-    SIZES,
-    SLOTS,
-    SMALL_START,
-    STOPPING,
-    VOCABULARY,
-    usual,
-)
+from linformers.training.presets import DEFAULTS, PRESETS, usual
 
 Preset = Literal["tiny", "small", "base"]
 Precision = Literal["fp32", "bf16"]
@@ -370,27 +357,7 @@ def check_types(values: Mapping[str, Any], name_of: Callable[[str], str] = str) 
         maybe(of_type(TYPES[name]))(value, name_of(name))
 
 
-WORDS = {
-    "{slots}": by_preset({preset: sizes["k"] for preset, sizes in SIZES["classify"].items()}),
-    "{rates}": f"{FROM['linformer']['rate']} times that of the preset, and {FROM['encoder']['learning_rate']:g} for an encoder",
-    "{epochs}": str(FROM["classify"]["epochs"]),
-}
-ASSIGNING, OPENING = (" and ".join(task for task in SLOTS if SLOTS[task] is kind) for kind in (ASSIGNED, OPENED))
-TYING = " and ".join(task for task, values in BY_TASK.items() if values.get("tie"))
-SHOWN = {
-    **DEFAULTS,
-    **{name: f"{DEFAULTS[name]}, and {value} for classify" for name, value in STOPPING["classify"].items()},
-    **{
-        name: f"{DEFAULTS[name]}, and {BY_TASK['classify'][name]} for classify without --from"
-        for name in ("label_smoothing", "token_dropout")
-    },
-    "tie": f"no, and yes for {TYING}",
-    "embedding_scale": f"{SMALL_START['embedding_scale']}, and {DEFAULTS['embedding_scale']} for seq2seq",
-    "method": f"{ASSIGNED['method']} for {ASSIGNING}, {OPENED['method']} for {OPENING}",
-    "sharing": f"{DEFAULTS['sharing']}, and {ASSIGNED['sharing']} for content",
-    "open_slots": f"{OPENED['open_slots']} for {OPENING} without --method, otherwise {DEFAULTS['open_slots']}",
-}
-Settings.__doc__ = with_defaults(Settings.__doc__ or "", [*TYPES], SHOWN, PRESETS, SIZES, VOCABULARY, WORDS)
+Settings.__doc__ = with_defaults(Settings.__doc__ or "", [*TYPES])
 
 
 def decoder_slots(k: int, n: int, length: int) -> int:
