@@ -58,7 +58,7 @@ def test_nothing_is_advised_that_the_run_had():
 
 def test_results_say_what_the_run_had(data, tmp_path):
     found = run("classify", data["classify"], tmp_path / "run", max_steps=1)
-    assert found["had"] == load_run(tmp_path / "run").results["had"] == {"patience": 3, "dropout": 0.1}
+    assert found["had"] == load_run(tmp_path / "run").results["had"] == {"patience": 5, "dropout": 0.1}
 
 
 def test_several_classes_are_measured_by_f1():

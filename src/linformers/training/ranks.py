@@ -140,7 +140,8 @@ class Ranks:
     def full_weights(self, model: nn.Module) -> dict[str, Tensor] | None:
         """The state dict with the rows of all processes; None if this process has all of them. All processes call it."""
         if self.fsdp:
-            return {name: sharding.whole(x) for name, x in model.state_dict().items()}
+            first = {id(x): name for name, x in reversed(model.state_dict(keep_vars=True).items())}  # of tied weights
+            return {name: sharding.whole(x) for name, x in model.state_dict().items() if name in first.values()}
         owned = {id(p) for p in owned_parameters(model)}
         if not owned:
             return None
