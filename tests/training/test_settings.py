@@ -45,6 +45,13 @@ def test_the_slots_of_classify_follow_the_length_unless_content_chooses_them():
     assert Settings(task="classify", n=100).filled().k == SIZES["classify"]["small"]["k"]
     assert Settings(task="classify", n=100, method="learnable").filled().k == 25
     assert Settings(task="classify", n=100, k=7).filled().k == 7
+    assert Settings(task="classify", n=5).filled().k == 5
+
+
+def test_the_feed_forward_part_follows_the_width():
+    assert Settings(task="classify").filled().feedforward == 2 * SIZES["classify"]["small"]["width"]
+    assert Settings(task="classify", width=512).filled().feedforward == 1024
+    assert Settings(task="mlm", width=512, heads=8).filled().feedforward == 2048
 
 
 def test_embeddings_start_small_in_new_runs_alone():

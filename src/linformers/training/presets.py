@@ -26,18 +26,19 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "clm": {"tiny": {}, "small": {"dropout": 0.3, "max_steps": 1000}, "base": {}},
     "classify": {
         "tiny": {
-            "n": 512, "k": 16, "width": 64, "depth": 1, "feedforward": 128, "dropout": 0.3, "learning_rate": 3e-3,
+            "n": 512, "k": 16, "width": 64, "depth": 1, "dropout": 0.3, "learning_rate": 3e-3,
         },
         "small": {
-            "n": 1024, "k": 16, "width": 64, "depth": 1, "heads": 4, "feedforward": 128, "dropout": 0.5, "learning_rate": 3e-3,
+            "n": 1024, "k": 16, "width": 64, "depth": 1, "heads": 4, "dropout": 0.5, "learning_rate": 3e-3,
             "max_steps": 4000,
         },
         "base": {
-            "n": 2048, "k": 32, "width": 128, "depth": 2, "heads": 4, "feedforward": 256, "dropout": 0.5, "batch_size": 16,
+            "n": 2048, "k": 32, "width": 128, "depth": 2, "heads": 4, "dropout": 0.5, "batch_size": 16,
             "learning_rate": 3e-3, "max_steps": 6000,
         },
     },
 }  # fmt: skip
+FEEDFORWARD = {"classify": 2}  # times the width; 4 elsewhere
 DEFAULTS: dict[str, Any] = {
     **{field.name: field.default for field in dataclasses.fields(Shared) if field.default is not None},
     "task": "mlm",
@@ -129,4 +130,8 @@ def usual(task: str, preset: str, given: Mapping[str, Any]) -> dict[str, Any]:
     values |= {**BY_TASK[task], **SIZES.get(task, {}).get(preset, {}), **slots_of(task, given)}
     if given.get("method", values["method"]) != ASSIGNED["method"]:
         values.pop("k", None)  # the slots of other methods follow the length
+    elif "k" in values:
+        values["k"] = min(values["k"], given.get("n", values["n"]))
+    if task in FEEDFORWARD:
+        values["feedforward"] = FEEDFORWARD[task] * given.get("width", values["width"])
     return values
