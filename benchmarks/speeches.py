@@ -5,6 +5,7 @@ a model that has not seen it, and every fold has speeches of all periods. A fini
 
     python benchmarks/speeches.py sotu --out runs/speeches --attention linformer --n 8192
     python benchmarks/speeches.py sotu --out runs/speeches --attention full --n 2048
+    python benchmarks/speeches.py sotu --out runs/speeches --from my-linear-bert --n 512 --freeze-body   # whole speeches, in windows
     python benchmarks/speeches.py --table runs/speeches
 """
 
@@ -51,8 +52,9 @@ def run_fold(parts: list[list[Path]], i: int, folder: Path, settings: Settings) 
     folder.mkdir(parents=True, exist_ok=True)
     held, rest = parts[i], [file for j, part in enumerate(parts) if j != i for file in part]
     sources, test = [rows(folder / "train.jsonl", rest)], [rows(folder / "test.jsonl", held)]
-    options: dict[str, Any] = {"kind": "labelled", "tokenizer": "words", "vocab_size": 4096, "lowercase": True}
-    data = prepare(sources, folder / "data", test=test, shares=(0.95, 0.05, 0.0), **options)
+    words: dict[str, Any] = {"tokenizer": "words", "vocab_size": 4096, "lowercase": True}
+    options = {"tokenizer": settings.source} if "source" in settings.given() else words
+    data = prepare(sources, folder / "data", test=test, shares=(0.95, 0.05, 0.0), kind="labelled", **options)
     began = time.perf_counter()
     train(dataclasses.replace(settings, data=(str(data.directory),)), folder / "run", resume=False, progress=False)
     seconds = time.perf_counter() - began
@@ -91,6 +93,8 @@ def main() -> None:
     parser.add_argument("speeches", nargs="?", type=Path, help="a folder of text files, named by year")
     parser.add_argument("--out", type=Path, default=Path("runs/speeches"))
     parser.add_argument("--attention", default="linformer", choices=("linformer", "full", "none"))
+    parser.add_argument("--from", dest="source", help="a linearised encoder, which reads whole speeches in windows")
+    parser.add_argument("--freeze-body", action="store_true", help="with --from, train the head alone")
     parser.add_argument("--n", type=int, default=8192)
     parser.add_argument("--k", type=int, default=128)
     parser.add_argument("--pooling", default="mean")
@@ -108,19 +112,24 @@ def main() -> None:
         return table(args.table)
     if args.speeches is None:
         parser.error("give a folder of speeches, or --table")
-    name = f"{args.attention}-{args.n}-{args.pooling}"
+    name = f"{Path(args.source).name if args.source else args.attention}-{args.n}-{args.pooling}"
     results = args.out / f"{name}.jsonl"
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    sizes: dict[str, Any] = {
+        "attention": args.attention,
+        "k": min(args.k, args.n),
+        "width": args.width,
+        "depth": args.depth,
+        "pooling": args.pooling,
+        "dropout": args.dropout,
+    }
+    if args.source:
+        sizes = {"source": args.source, "freeze_body": args.freeze_body, "long": "windows", "patience": 0}
     settings = Settings(
         task="classify",
         preset="tiny",
-        attention=args.attention,
         n=args.n,
-        k=min(args.k, args.n),
-        width=args.width,
-        depth=args.depth,
-        pooling=args.pooling,
-        dropout=args.dropout,
+        **sizes,
         batch_size=args.batch,
         learning_rate=args.rate,
         max_steps=args.steps,

@@ -208,7 +208,8 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-def test_nothing_of_other_packages_is_in_a_pipe(text, tmp_path):
+@pytest.mark.parametrize("exported", [False, pytest.param(True, marks=pytest.mark.thorough)])
+def test_nothing_of_other_packages_is_in_a_pipe(exported, text, tmp_path):
     """No loading bars, no warnings, no logs: whatever a command prints there is its own."""
     from transformers import BertConfig, BertModel
 
@@ -232,7 +233,7 @@ def test_nothing_of_other_packages_is_in_a_pipe(text, tmp_path):
             "--recompute",
         ],
         ["generate", run, "the cat"],
-        ["export", run],
+        *([["export", run]] if exported else []),
         ["linearize", str(tmp_path / "bert"), *sizes],
     ]
     done = subprocess.run(

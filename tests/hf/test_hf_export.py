@@ -20,8 +20,9 @@ from linformers.hf import (
 )
 
 SMALL = {"num_hidden_layers": 1}
-# The heads of the others are linear maps of the same states; the command below exports a causal model.
-OWN = (LinformerForMaskedLM, LinformerForSeq2SeqLM)
+# The heads of the others are linear maps of the same states; the command below exports a causal model, and an encoder with its decoder
+# takes as long to export as all others: their program is tested with the models.
+OWN = (LinformerForMaskedLM,)
 
 
 def run_command(*tokens):
@@ -61,10 +62,11 @@ def test_a_program_gives_what_the_model_gives(tmp_path, kind):
 @pytest.mark.parametrize(
     "options",
     [
-        {"local_window": 4, "type_vocab_size": 2, "method": "mean", "position_embedding_type": "rotary", "head_dim": 4},
+        {"type_vocab_size": 2, "method": "mean"},
         *(
             pytest.param(options, marks=pytest.mark.thorough)
             for options in (
+                {"local_window": 4, "method": "mean", "position_embedding_type": "rotary", "head_dim": 4},
                 {"position_embedding_type": "rotary", "head_dim": 4, "sharing": "none", "method": "max"},
                 {"attention": "local", "local_window": 4},
                 {"method": "convolution", "sharing": "kv"},

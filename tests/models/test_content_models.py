@@ -102,7 +102,9 @@ def test_padding_equals_trimming_and_hides_everything(options):
     assert_padding_has_no_influence(make_stack(**options), torch.randn(2, 13, 8, dtype=torch.float64), real=8)
 
 
-@pytest.mark.parametrize("options", VARIANTS)
+@pytest.mark.parametrize(
+    "options", [pytest.param(v, marks=pytest.mark.thorough) if "local_window" in v else v for v in VARIANTS]
+)
 def test_compiled_and_exported(options):
     model = make_stack(input_size=40, depth=1, **options)
     x = torch.randn(2, 17, 8, dtype=torch.float64)

@@ -67,6 +67,7 @@ def test_the_allocation_count_sees_full_attention():
 # A long input, end to end
 
 
+@pytest.mark.thorough  # 262,144 positions; shorter ones are counted above
 def test_the_long_example():
     model = Linformer(
         input_size=262144,

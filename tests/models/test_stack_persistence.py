@@ -114,7 +114,14 @@ def test_exporting_with_a_dynamic_length_changes_nothing(name, masked):
 
 
 @pytest.mark.parametrize(
-    ("name", "masked"), [("plain", False), ("plain", True), ("mean", True), ("rotary", False), ("full", True)]
+    ("name", "masked"),
+    [
+        ("plain", False),
+        ("mean", True),
+        pytest.param("plain", True, marks=pytest.mark.thorough),
+        pytest.param("rotary", False, marks=pytest.mark.thorough),
+        pytest.param("full", True, marks=pytest.mark.thorough),
+    ],
 )
 def test_exporting_a_causal_stack_with_a_dynamic_length(name, masked):
     model = make_stack(CAUSAL[name] | {"depth": 1, "local_kernel": 3}).eval()
@@ -130,7 +137,9 @@ def test_exporting_a_causal_stack_with_a_dynamic_length(name, masked):
         torch.testing.assert_close(found[mask], expected[mask])
 
 
-@pytest.mark.parametrize("masked", [False, True], ids=["whole", "masked"])
+@pytest.mark.parametrize(
+    "masked", [pytest.param(False, marks=pytest.mark.thorough, id="whole"), pytest.param(True, id="masked")]
+)
 def test_exporting_a_window_with_a_dynamic_length(masked):
     model = make_stack({"local_window": 3, "depth": 1, "norm": "pre"}).eval()
     dynamic = {1: torch.export.Dim("length", min=1, max=N)}

@@ -199,6 +199,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.thorough  # test_processes.py has errors of several processes too
 def test_two_processes_are_refused_together(tmp_path):
     code, said = train_two(tmp_path / "run", "--data", str(tmp_path / "none.txt"), *OPTIONS)
     assert code != 0

@@ -23,7 +23,10 @@ def without_times(lines):
     ]
 
 
-@pytest.mark.parametrize("task, accumulation", [*((task, 1) for task in TASKS), ("mlm", 2), ("clm", 2)])
+@pytest.mark.parametrize(
+    "task, accumulation",
+    [*((task, 1) for task in TASKS), ("clm", 2), pytest.param("mlm", 2, marks=pytest.mark.thorough)],
+)
 def test_a_crash_changes_nothing(task, accumulation, data, tmp_path):
     options = {"accumulation": accumulation, "log_steps": 2}
     run(task, data[task], tmp_path / "whole", **options)
@@ -38,7 +41,7 @@ def test_a_crash_changes_nothing(task, accumulation, data, tmp_path):
     assert results["loss"] == load_run(tmp_path / "whole").results["loss"]
 
 
-@pytest.mark.parametrize("task", ["mlm", "seq2seq"])
+@pytest.mark.parametrize("task", ["mlm", pytest.param("seq2seq", marks=pytest.mark.thorough)])
 def test_a_run_from_before_a_setting_continues(task, data, tmp_path):
     run(task, data[task], tmp_path / "whole")
     with crash_at(4):
@@ -98,7 +101,9 @@ def test_a_damaged_final_is_written_again(data, tmp_path):
     assert weights(tmp_path / "run") == good
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "missing", "manifest"])
+@pytest.mark.parametrize(
+    "damage", ["cut", "manifest", *(pytest.param(x, marks=pytest.mark.thorough) for x in ("changed", "missing"))]
+)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(damage, data, tmp_path, capsys):
     out = tmp_path / "run"
     run("clm", data["clm"], out, save_steps=2)
@@ -191,6 +196,7 @@ def test_two_processes_train_on_texts_of_at_most_two_blocks(task, sizes, tmp_pat
     assert [line["step"] for line in rows(tmp_path / "run") if line["part"] == "train"] == list(range(1, 8))
 
 
+@pytest.mark.thorough  # without torchrun in test_processes.py
 def test_two_processes_do_what_one_does_with_twice_the_batches(text, tmp_path):
     sizes = {**SMALL, "task": "mlm", "max_steps": 6, "eval_steps": 3, "save_steps": 4, "dropout": 0.0}
     options = [word for name, value in sizes.items() for word in (f"--{name.replace('_', '-')}", str(value))]
