@@ -41,6 +41,16 @@ PAGES = {
 }
 
 
+# Pages whose Python other tests run: with Keras, as rows of errors, in several processes.
+ELSEWHERE = {"docs/keras.md", "docs/errors.md", "docs/scaling.md"}
+
+
+def test_no_page_is_left_out() -> None:
+    paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    with_code = {str(path.relative_to(ROOT)) for path in paths if "```python" in path.read_text(encoding="utf-8")}
+    assert with_code == set(PAGES) | ELSEWHERE
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_examples_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
