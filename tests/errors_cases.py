@@ -62,6 +62,9 @@ def build(folder: Path) -> None:
     (folder / "latin.txt").write_bytes("élan".encode("latin-1"))
     (folder / "table.csv").write_text("text,label\n", encoding="utf-8")
     os.mkfifo(folder / "pipe")
+    import torch
+    from safetensors.torch import save_file
+
     from linformers.data import prepare
 
     prepare([str(folder / "text.txt")], folder / "data", documents="lines", vocab_size=300)
@@ -75,6 +78,7 @@ def build(folder: Path) -> None:
             shutil.rmtree(made)
     torn = folder / "torn" / weights
     torn.write_bytes(torn.read_bytes()[:100])
+    save_file({"other": torch.zeros(3)}, folder / "foreign-run" / weights, {"format": "pt"})
     (folder / "pickled" / weights).unlink()
     (folder / "pickled" / "final" / "pytorch_model.bin").write_bytes(pickle.dumps(Payload()))
     change(copied(folder, "run", "newer-run") / "config.json", settings={"task": "clm", "colour": 3})

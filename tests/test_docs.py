@@ -5,7 +5,8 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import linformer as lucidrains
@@ -41,6 +42,16 @@ PAGES = {
 }
 
 
+# Pages whose Python other tests run: with Keras, as rows of errors, in several processes.
+ELSEWHERE = {"docs/keras.md", "docs/errors.md", "docs/scaling.md"}
+
+
+def test_no_page_is_left_out() -> None:
+    paths = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    with_code = {str(path.relative_to(ROOT)) for path in paths if "```python" in path.read_text(encoding="utf-8")}
+    assert with_code == set(PAGES) | ELSEWHERE
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_examples_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -51,6 +62,38 @@ def test_examples_run(
     exec(compile(code, name, "exec"), {})
     printed = capsys.readouterr().out
     assert all(words in printed for words in PAGES[name]), printed
+
+
+def command_lines(text: str) -> Iterator[tuple[str, bool]]:
+    """The arguments of ``linformers`` in the blocks and in the sentences of a page, and whether they are a whole command."""
+    for _, block in re.findall(r"^```(\w*)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for found in re.findall(r"(?:^|\| |-- |--no-python )linformers (.*)", block.replace("\\\n", " "), re.MULTILINE):
+            yield found.split(" > ")[0], True
+    for found in re.findall(r"`linformers ([^`]*)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        yield found, False
+
+
+def test_commands_have_these_options() -> None:
+    """The rows of errors.md are tested by themselves."""
+    from cyclopts import MissingArgumentError
+
+    from linformers.cli import app
+
+    pages = [path for path in (ROOT / "docs").glob("*.md") if path.name != "errors.md"]
+    lines = [
+        (path.name, *line)
+        for path in [*pages, ROOT / "README.md", ROOT / "CHANGELOG.md"]
+        for line in command_lines(path.read_text(encoding="utf-8"))
+    ]
+    assert sum(whole for *_, whole in lines) > 80
+    for name, line, whole in lines:
+        words = shlex.split(
+            re.sub(r"--config \S+", "", line), comments=True
+        )  # an option of all commands, read before them
+        try:
+            app.parse_args(words, print_error=False, exit_on_error=False)
+        except MissingArgumentError:
+            assert not whole, (name, line)
 
 
 MODULES = [

@@ -36,3 +36,74 @@ def test_the_table_of_speed_is_that_of_the_file():
         for row in saved[title]
     ]
     assert [[n, *(cell.partition(" ")[0] for cell in faster)] for n, _, *faster in rows] == expected
+
+
+def rows_after(page: str, header: str) -> list[list[str]]:
+    """The cells of the table with this header."""
+    text = (DOCS / page).read_text(encoding="utf-8")
+    assert text.count(header) == 1, header
+    return [cells(line) for line in text.split(header)[1].split("\n\n")[0].splitlines()[2:]]
+
+
+def test_the_shares_of_the_results_are_those_of_the_files():
+    """What content and opened slots keep of full attention's gain, at k = n/4; one assignment for each head."""
+    share = runpy.run_path(str(DOCS / "draw.py"))["share"]
+    rows = {
+        row[0].partition("]")[0].strip("["): row for row in rows_after("results.md", "| task | learned projections |")
+    }
+    checked = 0
+    for name, title in (
+        ("recall", "recall over a gap"),
+        ("echo", "repetition"),
+        ("copy", "copying"),
+        ("majority", "majority"),
+        ("mlm", "masked words"),
+    ):
+        lines = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))["contenders"]
+        for place, wanted in ((2, {"method": "content", "sharing": "none"}), (3, {"method": "mean", "open_slots": 4})):
+            for line in lines:
+                changes = {key: value for key, value in line["changes"].items() if key != "cross_attention"}
+                if changes == wanted:
+                    assert re.search(r"\d+", rows[title][place])[0] == f"{100 * share(name, line, lines):.0f}"
+                    checked += 1
+    assert checked == 9  # of masked words opened slots have m = 8, and no file
+
+
+def test_the_tables_of_scaling_are_those_of_the_files():
+    saved = json.loads((DOCS / "results" / "scaling.json").read_text(encoding="utf-8"))["cells"]
+    found = {(cell["n"], cell["p"], cell["recompute"]): cell for cell in saved}
+    times, memory = (
+        rows_after("scaling.md", f"{words}:\n\n| n | 8 GPUs |") for words in ("recomputation", "arithmetic)")
+    )
+    assert len(times) == len(memory) == 3
+    for row, sizes in zip(times, memory, strict=True):
+        n = int(row[0].replace(",", ""))
+        for p, cell, size in zip((8, 64, 512), row[1:], sizes[1:], strict=True):
+            time, unit, efficiency = re.fullmatch(r"([\d.]+) (m?s) \((\d+) %\)", cell).groups()
+            kept = found[n, p, "none"]
+            assert float(time) == float(
+                f"{kept['seconds'] * (1000 if unit == 'ms' else 1):.{len(time.partition('.')[2])}f}"
+            )
+            assert efficiency == f"{100 * kept['efficiency']:.0f}"
+            for number, recompute in zip(re.findall(r"[\d.]+", size)[:2], ("none", "C1"), strict=True):
+                peak = found[n, p, recompute]["peak"] / 1e9
+                assert float(number) == float(f"{peak:.{len(number.partition('.')[2])}f}")
+
+
+def test_the_table_of_measured_scaling_is_that_of_the_file():
+    saved = json.loads((DOCS / "results" / "scaling_check.json").read_text(encoding="utf-8"))
+    expected = [
+        [
+            f"{cell['n']:,}",
+            f"{cell['p']}",
+            f"{cell['seconds']:.2f} s",
+            f"{cell['expected']:.2f} s" + (" (calibrated)" if cell["p"] == 1 else ""),
+            f"{cell['ratio']:.2f}",
+            f"{cell['peak'] / 2**20:.0f} MB",
+        ]
+        for cell in saved["cells"]
+    ]
+    assert rows_after("scaling.md", "| n | processes | measured |") == expected
+    page = (DOCS / "scaling.md").read_text(encoding="utf-8")
+    assert f"{saved['rate'] / 1e9:.1f} GFLOP/s with one process" in page
+    assert f"takes {saved['latency'] * 1e6:.0f} microseconds, and moves {saved['bandwidth'] / 1e9:.2f} GB/s" in page

@@ -12,7 +12,7 @@ from errors_cases import agrees, build, call, outcome, rows, sections, setup
 ROOT = Path(__file__).parents[1]
 SECTIONS = sections()
 TORCH = ("LinearMultiheadAttention", "Linformer", "Text models", "Functions")
-FRONTS = ("Hugging Face", "Linearise")
+FRONTS = ("Hugging Face", "Linearise", "Data and training")
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,17 @@
 """The programs in examples/ run, at a tiny size; those of Keras with its own tests. The notebooks run in `make thorough`."""
 
+import argparse
 import json
+import re
 import runpy
+import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 
 
 def run(name: str, *options: str):
@@ -61,3 +66,42 @@ def test_notebooks_run(path, tmp_path, monkeypatch, capsys):
         if cell["cell_type"] == "code":
             exec(compile("".join(cell["source"]), f"{path.name}, cell {i}", "exec"), names)
     assert capsys.readouterr().out
+
+
+def commands() -> list[tuple[str, str]]:
+    """The programs that the documentation and their own docstrings run, with their arguments; those of Keras with its own tests."""
+    found = []
+    for path in [*(ROOT / "docs").glob("*.md"), *(ROOT / "benchmarks").glob("*.py"), *EXAMPLES.glob("*.py")]:
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        for name, words in re.findall(r"(?:python |=\")((?:benchmarks|examples)/\w+\.py)([^`#\n]*)", text):
+            if "keras" not in name:
+                found.append((name, words.rstrip('"') if words.count('"') % 2 else words))
+    return sorted(set(found))
+
+
+class Parsed(Exception):
+    """The arguments were understood."""
+
+
+@pytest.mark.parametrize(("name", "words"), commands(), ids=lambda one: one.strip()[:60])
+def test_programs_of_the_documentation_take_their_arguments(name, words, monkeypatch):
+    """Those that are given options end when these were parsed; of the others the imports are tested."""
+    parse = argparse.ArgumentParser.parse_args
+
+    def parsed(self, *args, **options):
+        parse(self, *args, **options)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parsed)
+    monkeypatch.setattr(sys, "argv", [name, *shlex.split(words)])
+    monkeypatch.syspath_prepend((ROOT / name).parent)  # as for a program
+    if not words.strip() or "argparse" not in (ROOT / name).read_text(encoding="utf-8"):
+        runpy.run_path(str(ROOT / name))
+        return
+    with pytest.raises(Parsed):
+        runpy.run_path(str(ROOT / name), run_name="__main__")
+
+
+def test_every_benchmark_is_in_the_documentation():
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    assert not [path.name for path in (ROOT / "benchmarks").glob("*.py") if f"benchmarks/{path.name}" not in pages]

@@ -171,6 +171,7 @@ def begun(name: str, out: Path) -> set[tuple[Path, int]]:
 
 
 NAMES = ["train", "compare", "prepare", "distil"]
+UNMOUNTED = "no file system can be mounted here; mounting one needs root"
 MOMENTS = [1, pytest.param(10, marks=pytest.mark.thorough)]
 
 
@@ -245,7 +246,7 @@ def test_a_file_system_that_fills_up(server, name, text, text_file, tmp_path):
     assert server.run(*jobs(name, whole, text, text_file))[0] == 0
     with disk(tmp_path / "disk", sum(map(len, contents(whole).values())) // 2) as small:
         if small is None:
-            return
+            pytest.skip(UNMOUNTED)
         job = jobs(name, small, text, text_file)
         assert server.run(*job)[0] != 0
         assert "no space left" in server.log.read_text().lower()
@@ -264,7 +265,7 @@ def test_a_file_system_that_becomes_read_only(server, name, text, text_file, tmp
     assert server.run(*jobs(name, whole, text, text_file))[0] == 0
     with disk(tmp_path / "disk", 50 * 2**20) as place:
         if place is None:
-            return
+            pytest.skip(UNMOUNTED)
         job = jobs(name, place, text, text_file)
         server.run(*job, 0.0, lambda: begun(name, place))
         before = contents(place)

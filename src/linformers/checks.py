@@ -125,6 +125,13 @@ def _kinds(kind: Any) -> dict[str, tuple[Any, ...]]:
     }
 
 
+def listed(**values: object) -> None:
+    """Raise a TypeError for a text in the place of a list of texts: it would be taken for a list of its letters."""
+    for name, value in values.items():
+        if isinstance(value, str):
+            raise TypeError(f"{name} must be a list of texts, got {shown(value)}; give [{name}]")
+
+
 def shown(value: object) -> str:
     """A value for a message: itself if it is short, else its type."""
     text = repr(value)

@@ -24,6 +24,8 @@ from linformers.files.whole import beside, scratch
 from linformers.linearize.positions import room
 from linformers.pretrained import load as pretrained
 
+__all__ = ["Check", "Exported", "export", "load"]
+
 SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = 1e-4
 LARGEST_FILE = 1_900_000_000  # a protobuf, and so a single ONNX file, is limited to 2 GB
@@ -179,10 +181,13 @@ def export(
         told: called with the result of every check.
 
     Raises:
+        TypeError: for what is not a module.
         ValueError: for an unknown kind of model, an existing file, or an export whose outputs differ from the model's.
         ImportError: for ONNX without the packages that it needs.
     """
     one_of("format", format, tuple(SUFFIXES))
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"expected a model of linformers.hf, or one that was linearised, got {type(model).__name__}")
     path = Path(path)
     if path.exists() and not force:
         raise ValueError(f"{path} already exists; choose another file with --out, or overwrite it with --force")
@@ -216,12 +221,12 @@ def wrap(model: Any) -> TextForward:
     Raises:
         ValueError: for a model that is neither of :mod:`linformers.hf` nor linearised.
     """
-    config = model.config
+    config = getattr(model, "config", None)
     for name in ("output_attentions", "output_hidden_states", "use_cache"):
         if getattr(config, name, None):
             setattr(config, name, False)
     settings = getattr(config, "linformers", None)
-    if config.model_type == "linformer":
+    if getattr(config, "model_type", None) == "linformer":
         for part in model.modules():  # an encoder and a decoder have configurations of their own
             if getattr(getattr(part, "config", None), "use_cache", None):
                 part.config.use_cache = False

@@ -33,6 +33,8 @@ from linformers.nn.layer import Layer
 from linformers.ops.span import Check, Owned, Span, read_by
 from linformers.projections.dense import Dense
 
+__all__ = ["gather", "gather_rows", "own_rows", "owned_parameters", "sequence_parallel", "split", "sum_gradients"]
+
 Group = DeviceMesh | dist.ProcessGroup
 
 

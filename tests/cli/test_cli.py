@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pytest
+from rich.console import Console
 
 from linformers.cli import app, launch
 from linformers.experiments.prediction_time import PredictionModel, Settings
@@ -81,10 +83,17 @@ def test_warnings_of_other_packages_are_not_in_a_pipe(options: list[str], others
         assert len(done.stderr.splitlines()) == 1  # one line, and once
 
 
-def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ([], ["bench"], ["bench", "time"]):
-        app([*command, "--help"], result_action="return_value")
-        assert "Usage: linformers" in capsys.readouterr().out
+def named(group: Iterable[str]) -> list[str]:
+    return [name for name in group if not name.startswith("-")]
+
+
+@pytest.mark.parametrize("command", named(app))
+def test_every_command_has_help_with_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([command], *([command, inner] for inner in (named(app[command]) if command == "bench" else ()))):
+        app([*words, "--help"], console=Console(width=1000, file=sys.stdout), result_action="return_value")
+        printed = capsys.readouterr().out
+        assert f"Usage: linformers {' '.join(words)}" in printed
+        assert command == "bench" or f"linformers {command} " in printed.partition("Example: ")[2]
 
 
 def test_a_mask_is_not_taken_for_a_tag_of_the_help(capsys: pytest.CaptureFixture[str]) -> None:

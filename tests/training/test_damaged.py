@@ -120,17 +120,24 @@ def test_results_of_a_finished_run(damage):
 
 
 class Payload:
+    """Unpickling it leaves a file behind."""
+
+    def __init__(self, mark):
+        self.mark = mark
+
     def __reduce__(self):
-        return print, ("run",)
+        return open, (str(self.mark), "w")
 
 
 @pytest.mark.parametrize("name", ["optimizer.pt", "scheduler.pt"])
 def test_pickles_are_refused(damage, name, tmp_path):
-    train = ("train", "--out", "RUN", "--max-steps", "4")
-    for content in (pickle.dumps(Payload()), b"", b"\x00" * 100):
+    train, mark = ("train", "--out", "RUN", "--max-steps", "4"), tmp_path / "was-run"
+    torch.save({"state": Payload(mark)}, tmp_path / "evil.pt")  # as torch writes it: a pickle in a zip file
+    for content in (pickle.dumps(Payload(mark)), (tmp_path / "evil.pt").read_bytes(), b"", b"\x00" * 100):
         code, said = damage("clm", f"checkpoint-3/{name}", content, *train, training=True)
         assert code == 1
         assert "cannot read the optimiser of" in said
+    assert not mark.exists()
     torch.save({"state": {}, "param_groups": []}, tmp_path / "empty.pt")
     code, said = damage("clm", f"checkpoint-3/{name}", (tmp_path / "empty.pt").read_bytes(), *train, training=True)
     assert code == 1
@@ -153,18 +160,30 @@ def test_weights_that_are_a_pickle(runs, tmp_path):
     shutil.copytree(runs / "clm", tmp_path / "run")
     final = tmp_path / "run" / "final"
     (final / "model.safetensors").rename(final / "pytorch_model.bin")
-    (final / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(), protocol=2))
+    (final / "pytorch_model.bin").write_bytes(pickle.dumps(Payload(tmp_path / "was-run"), protocol=2))
     found = json.loads((final / "manifest.json").read_text())
     del found["files"]["model.safetensors"]
     (final / "manifest.json").write_text(json.dumps(found))
     with pytest.raises(OSError, match=r"no file named model.safetensors found in directory .*final"):
         _ = load_run(tmp_path / "run").model
+    assert not (tmp_path / "was-run").exists()
 
 
-def test_a_manifest_names_only_files_of_its_directory(damage):
-    for name in ("../config.json", "/etc/hostname", "a/../../config.json", "C:\\x"):
-        facts = {"bytes": 0, "sha256": ""}
-        with pytest.warns(UserWarning, match=r"final is damaged: .*; the weights of .*checkpoint-3 are used"):
+def test_a_manifest_names_only_files_of_its_directory(runs, damage, tmp_path):
+    """With the size and the checksum of the file that it names, so that nothing else is wrong with it."""
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    config = runs / "clm" / "config.json"
+    for name, path in (
+        ("../config.json", config),
+        (str(secret), secret),
+        ("../final/../config.json", config),
+        ("..\\config.json", config),
+        ("C:\\x", secret),
+    ):
+        content = path.read_bytes()
+        facts = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        with pytest.warns(UserWarning, match=r"final is damaged: .* inside its directory; .*checkpoint-3 are used"):
             code, said = damage("clm", "final/manifest.json", json.dumps({"step": 3, "files": {name: facts}}), *SHOW)
         assert code == 0
     for content in WHOLE:

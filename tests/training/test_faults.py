@@ -147,7 +147,8 @@ def test_a_saved_run_with_an_option_that_had_no_effect_continues(data, tmp_path)
     about = json.loads(path.read_text())
     about["settings"]["vocab_size"] = 500
     path.write_text(json.dumps(about))
-    train(Settings(max_steps=2), tmp_path / "run", progress=False)
+    assert train(Settings(max_steps=2), tmp_path / "run", progress=False)["step"] == 2
+    assert load_run(tmp_path / "run").settings.vocab_size == 500
 
 
 def test_what_is_no_run(tmp_path):

@@ -1,6 +1,7 @@
 """A refused or interrupted command leaves nothing that changes a run, or that blocks the corrected command."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -65,22 +66,23 @@ def test_a_refusal_because_of_the_data_leaves_the_run_as_it_was(text_file, tmp_p
 def test_a_wrong_command_is_no_obstacle_for_the_right_one(fault, text, text_file, tmp_path, monkeypatch):
     out, right = tmp_path / "run", {"label_column": "stars"}
     good = make_rows(tmp_path / "good.jsonl", "text", "stars")
-    empty = tmp_path / "empty.txt"
+    empty = tmp_path / "empty.jsonl"
     empty.touch()
-    wrong = {
-        "missing": (tmp_path / "none.jsonl", right),
-        "empty": (empty, right),
-        "column": (good, {"column": "body", **right}),
-        "label": (good, {"label_column": "colour"}),
-        "kind": (text, {}),
-        "labels": (make_rows(tmp_path / "plain.jsonl", "text"), {}),
-        "model": (good, {**right, "local_kernel": 4}),
-        "memory": (good, {**right, "local_kernel": 10**5 + 1}),
+    source, options, message = {
+        "missing": (tmp_path / "none.jsonl", right, "there is no file, folder or pattern"),
+        "empty": (empty, right, "it contains no text"),
+        "column": (good, {"column": "body", **right}, "has no column 'body'"),
+        "label": (good, {"label_column": "colour"}, "has no column 'colour'"),
+        "kind": (text, {}, "--task classify needs data of the kind labelled"),
+        "labels": (make_rows(tmp_path / "plain.jsonl", "text"), {}, "has no column 'label'"),
+        "model": (good, {**right, "local_kernel": 4}, "--local-kernel must be odd"),
+        "memory": (good, {**right, "local_kernel": 10**5 + 1}, "and this machine has 0.0 GB of memory"),
     }[fault]
     with monkeypatch.context() as patch:
-        patch.setattr(limits, "machine_memory", lambda: 10**6)
-        with pytest.raises((ValueError, OSError)):
-            run("classify", wrong[0], out, **wrong[1])
+        if fault == "memory":
+            patch.setattr(limits, "machine_memory", lambda: 10**6)
+        with pytest.raises((ValueError, OSError), match=re.escape(message)):
+            run("classify", source, out, **options)
     assert not out.exists()
     run("classify", good, out, max_steps=1, **right)
     assert load_run(out).prepared.labels == ["0", "1"]
@@ -157,9 +159,13 @@ def test_beginning_again_costs_nothing_until_everything_is_checked(data, text_fi
     out = tmp_path / "run"
     run("clm", text_file, out, vocab_size=280, max_steps=2)
     before, good = config(out), weights(out)
-    for changes, source in (({"k": 99}, text_file), ({}, tmp_path / "none"), ({}, tmp_path / "empty.txt")):
-        (tmp_path / "empty.txt").touch()
-        with pytest.raises((ValueError, OSError)):
+    (tmp_path / "empty.txt").touch()
+    for changes, source, message in (
+        ({"k": 99}, text_file, "causal attention needs 1 <= k <= 24"),
+        ({}, tmp_path / "none", "there is no file, folder or pattern"),
+        ({}, tmp_path / "empty.txt", "it contains no text"),
+    ):
+        with pytest.raises((ValueError, OSError), match=message):
             train(settings("clm", source, **changes), out, resume=False, progress=False)
         assert (config(out), weights(out)) == (before, good)
         assert not list(out.glob(".partial*"))

@@ -1,6 +1,7 @@
 """Settings: what a preset fills in, what has no meaning, and what a saved run allows."""
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from linformers.ops.blocks import block_sizes
 from linformers.training import PRESETS, Settings
 from linformers.training.models import complete, configuration
 from linformers.training.options import SETTINGS, in_options
-from linformers.training.presets import DEFAULTS, SIZES
+from linformers.training.presets import DEFAULTS, SIZES, VOCABULARY
 from linformers.training.settings import decoder_slots, default_block
 
 
@@ -39,6 +40,26 @@ def test_presets_fill_everything_in(preset, task):
     assert filled.k == (SIZES["classify"][preset]["k"] if task == "classify" else filled.n // 4)
     if causal:  # slots are used: there are more than the two blocks that are seen exactly
         assert filled.n // block_sizes(filled.n, filled.k, filled.block_size)[0] >= 4
+
+
+def test_the_tables_of_presets_are_those_of_the_code():
+    """In docs/training.md: the numbers of the options, and for the other tasks the vocabulary."""
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text(encoding="utf-8")
+    names = {
+        "batch": "batch_size",
+        "steps": "max_steps",
+        "learning rate": "learning_rate",
+        "feed-forward": "feedforward",
+    }
+    for task, title in (("mlm", "| preset |"), ("classify", "| preset of classify |")):
+        header, _, *rows = (title + page.split(title)[1].split("\n\n")[0]).splitlines()
+        columns = [names.get(name, name) for name in header.strip("| ").split(" | ")[1:]]
+        assert len(rows) == len(PRESETS)
+        for row in rows:
+            preset, *values = row.strip("| ").replace(" (default)", "").replace(",", "").split(" | ")
+            filled = dataclasses.asdict(Settings(task=task, preset=preset.strip("`")).filled())
+            filled["new vocabulary"] = VOCABULARY[preset.strip("`")]
+            assert [float(value) for value in values] == [filled[name] for name in columns], row
 
 
 def test_the_slots_of_classify_follow_the_length_unless_content_chooses_them():

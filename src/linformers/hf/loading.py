@@ -33,13 +33,16 @@ def check_loaded(source: str, info: dict[str, Any], model: nn.Module) -> None:
             + ". For another max_position_embeddings or proj_k load it as it was saved and use linformers.resample; for another "
             "vocab_size use resize_token_embeddings; for another number of labels pass ignore_mismatched_sizes=True"
         )
-    # A head may be new or unused, but a stack with some weights missing must not go unnoticed. (If the file has
-    # no weights of the model at all, transformers warns.)
+    # A head may be new or unused, but a stack with weights missing must not go unnoticed; transformers only warns.
     inner = re.compile(r"(^|\.)body\.")
     inner_names = {name for name in model.state_dict() if inner.search(name)}
     for which, verb in (("missing_keys", "lacks"), ("unexpected_keys", "has, beyond what the configuration asks for,")):
         names = sorted(name for name in info[which] if inner.search(name))
-        if names and not (which == "missing_keys" and inner_names <= set(names)):
+        if which == "missing_keys" and inner_names <= set(names):
+            raise RuntimeError(
+                f"{source} has no weights of a {type(model).__name__}; give what its save_pretrained wrote"
+            )
+        if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             raise RuntimeError(
                 f"{source} {verb} {names[0]}{more}: it was saved with another configuration (sharing, method, "

@@ -14,7 +14,7 @@ from keras import ops
 from linformers import private
 from linformers.checks import one_of
 from linformers.keras.lookup import attend_fused, attend_with_scores
-from linformers.keras.masks import check_attention_mask, fold, padding
+from linformers.keras.masks import check_attention_mask, check_padding_mask, fold, padding
 from linformers.keras.projections import Projection, Tensor, blank
 from linformers.keras.shorten import shorten
 from linformers.projections.dense import STARTS
@@ -258,6 +258,9 @@ class LinearMultiHeadAttention(keras.layers.MultiHeadAttention):
             outputs = tuple(ops.zeros(shape, dtype=self.compute_dtype) for shape in shapes)
             return outputs if return_attention_scores else outputs[0]
         self._check_call(query, value, attention_mask, return_attention_scores, use_causal_mask)
+        given = (("query_mask", query_mask, query), ("value_mask", value_mask, value), ("key_mask", key_mask, key))
+        for name, mask, x in given:
+            check_padding_mask(name, mask, x)
         shape, axis = ops.shape(query), self._axis
         folded = fold(query, axis), fold(value, axis), fold(key, axis)
         masks = (fold(mask, axis, channels=0) for mask in (query_mask, value_mask, key_mask))

@@ -34,9 +34,12 @@ def from_torch(
         dtype: its dtype policy; None is Keras' current one.
 
     Raises:
+        TypeError: for anything but such a layer.
         ValueError: if ``layer`` has options that the Keras layer does not have: ``add_bias_kv``, ``add_zero_attn``, causal blocks,
             ``num_kv_heads``, ``local_window``, ``open_slots``, or a user-defined projection module.
     """
+    if not isinstance(layer, LinearMultiheadAttention):
+        raise TypeError(f"from_torch converts linformers.LinearMultiheadAttention, got {type(layer).__name__}")
     extras = {
         "add_bias_kv": layer.bias_k is not None,
         "add_zero_attn": layer.add_zero_attn,
@@ -91,9 +94,12 @@ def to_torch(layer: LinearMultiHeadAttention) -> LinearMultiheadAttention:
     """Make the PyTorch layer, batch first, that computes the same as ``layer``; its arguments are ``query, key, value``.
 
     Raises:
+        TypeError: for anything but such a layer.
         ValueError: if ``layer`` is not built or has no projection, or if the PyTorch layer does not support its sizes or
             options: there, heads times ``key_dim`` equals the channels of queries and outputs.
     """
+    if not isinstance(layer, LinearMultiHeadAttention):
+        raise TypeError(f"to_torch converts linformers.keras.LinearMultiHeadAttention, got {type(layer).__name__}")
     if not layer.built or layer.projection is None:
         state = "has no projection" if layer.built else "is not built"
         raise ValueError(f"the layer {layer.name!r} {state}; pass one with projection_dim, after its first call")

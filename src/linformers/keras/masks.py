@@ -34,6 +34,16 @@ def check_attention_mask(mask: Tensor | None, length: int | None, slots: int | N
         )
 
 
+def check_padding_mask(name: str, mask: Tensor | None, x: Tensor) -> None:
+    """Raise a ValueError for a mask that has not the shape of ``x`` without its channels; a batch of 1 and unknown sizes pass."""
+    if mask is None:
+        return
+    found, wanted = tuple(mask.shape), tuple(x.shape[:-1])
+    same = [None in sizes or sizes[0] == sizes[1] for sizes in zip(found, wanted, strict=False)]
+    if len(found) != len(wanted) or not all(same[1:]) or not (same[0] or found[0] == 1):
+        raise ValueError(f"{name} must be {wanted}, as its input without the channels, got {found}")
+
+
 def padding(value_mask: Tensor | None, key_mask: Tensor | None, attention_mask: Tensor | None) -> Tensor | None:
     """The combination of all masks of the keys: ``(b or 1, s)``, or None."""
     keep = None

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from linformers.checks import listed
 from linformers.data.examples import Long
 from linformers.linearize.positions import longest_input
 from linformers.pretrained import load as pretrained
@@ -54,6 +55,7 @@ def embed(
     Raises:
         ValueError: if there is no such model, or for a text without a token.
     """
+    listed(texts=texts)
     encoder = open_encoder(source)
 
     def features(input_ids: Tensor, mask: Tensor) -> Tensor:

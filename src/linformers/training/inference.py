@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from linformers import limits
-from linformers.checks import at_least_one
+from linformers.checks import at_least_one, listed
 from linformers.data.examples import Long
 from linformers.training.measure import shares_of
 from linformers.training.runs import Run
@@ -52,6 +52,7 @@ def generate(
     Raises:
         ValueError: for a run of another task, for a text that is too long, for a source without a token, and for options out of range.
     """
+    listed(prompts=prompts)
     need(run, "generate", "clm", "seq2seq")
     check_choice(max_new_tokens, temperature, top_k, top_p, beams)
     if show is not None and beams > 1:
@@ -157,6 +158,7 @@ def fill_mask(run: Run, texts: Sequence[str], top: int = 5) -> list[list[list[di
     Raises:
         ValueError: for a run of another task, a text without a mask, and one that is too long.
     """
+    listed(texts=texts)
     need(run, "fill-mask", "mlm")
     tokenizer, found = run.tokenizer, []
     if tokenizer.mask_token is None:
@@ -217,6 +219,7 @@ def classify(
 
 def classified(run: Run, texts: Sequence[str], *, long: Long | None = None, **options: Any) -> Iterator[dict[str, Any]]:
     """The answers of :func:`classify`, one by one as batches are done."""
+    listed(texts=texts)
     need(run, "classify", "classify")
     names, count = run.model.config.id2label, run.model.config.num_labels
     if any(i not in names for i in range(count)):
