@@ -9,6 +9,7 @@ import pytest
 from saved_cases import WORDS
 
 from linformers.cli import launch
+from linformers.data import prepare
 from linformers.experiments import cells
 
 STAND_IN = f"""
@@ -70,6 +71,15 @@ def test_wrong_usage(tmp_path, capsys):
     assert launch("compare") == 2
     assert launch("compare", "--contenders", "k=0", "--out", out) == 1
     assert "k must be at least 1, got 0" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_quick_comparison_leaves_the_vocabulary_to_its_tokeniser(tmp_path, text, monkeypatch, capsys):
+    monkeypatch.setattr(cells, "PROGRAM", (sys.executable, "-c", STAND_IN))
+    given = ["compare", "--quick", "--seeds", "1", "--contenders", "full", "--data", text]
+    prepare([text], tmp_path / "prepared", tokenizer="words")
+    for i, tokenizer in enumerate(("bytes", str(tmp_path / "prepared" / "tokenizer"))):
+        assert launch(*given, "--tokenizer", tokenizer, "--out", str(tmp_path / str(i))) == 0
+    capsys.readouterr()
 
 
 def test_a_refused_comparison_is_no_obstacle(tmp_path, text, monkeypatch, capsys):

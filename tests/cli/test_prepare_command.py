@@ -85,6 +85,7 @@ def test_faults_are_messages(tmp_path, capsys):
             [str(tmp_path / "bad.txt"), "--tokenizer", "words", "--vocab-size", "5"],
             "error: --vocab-size must be at least 6",
         ),
+        (["--column", "body"], "error: --column 'body' says how to read files, and there are none"),
         ([str(tmp_path / "bad.txt"), "--limit", "0"], "error: --limit must be at least 1, got 0"),
     ):
         assert launch("prepare", *arguments, *out) == 1

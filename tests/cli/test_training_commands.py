@@ -293,7 +293,8 @@ def test_a_run_begins_with_another(text, labelled, tmp_path, capsys):
 def test_a_quick_run_leaves_the_sizes_to_the_source(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr("linformers.training.train", lambda settings, out, **options: asked.append(settings))
-    for words in ((), ("--from", "source")):
+    for words in ((), ("--from", "source"), ("--from", "source", "--epochs", "1")):
         assert launch("train", "--quick", *words, "--out", str(tmp_path / "run")) == 0
     assert asked[0].given() == {"preset": "tiny", "n": 64, "width": 64, "max_steps": 20, "eval_batches": 5}
     assert asked[1].given() == {"source": "source", "max_steps": 20, "eval_batches": 5}
+    assert asked[2].given() == {"source": "source", "epochs": 1.0, "eval_batches": 5}

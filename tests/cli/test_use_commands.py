@@ -37,6 +37,17 @@ def test_json_lines_keep_their_fields(out, tmp_path, capsys, monkeypatch):
     assert "1 of 3 texts were cut to 24 tokens; --long windows reads all of them" in said.err
 
 
+def test_files_of_other_systems(out, tmp_path, capsys):
+    """A byte order mark and line ends of Windows are not part of a text."""
+    for name, content in (
+        ("new.txt", "apple plum\r\nsaw\r\n"),
+        ("new.jsonl", '{"text": "apple plum"}\r\n{"text": "saw"}\r\n'),
+    ):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + content.encode())
+        assert launch("classify", str(out), "--file", str(tmp_path / name), "--json") == 0
+        assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == ["apple plum", "saw"]
+
+
 def test_vectors_are_written(out, tmp_path, capsys):
     path = tmp_path / "new.txt"
     path.write_text("\n".join(TEXTS))

@@ -75,6 +75,15 @@ def test_options_that_contradict_each_other_are_errors(tmp_path):
             prepare(folder, tmp_path / "out", **options)
     with pytest.raises(ValueError, match="the list of sources is empty"):
         prepare([], tmp_path / "out")
+    for options, message in (
+        ({"column": "body"}, "column='body' says how to read files, and there are none"),
+        ({"kind": "labelled", "label_column": "stars"}, "label_column='stars' says how to read files"),
+        ({"documents": "lines"}, "documents='lines' says how to read files"),
+        ({"dataset_config": "raw"}, "dataset_config='raw' is for a dataset of the hub, and none is named"),
+        ({"dataset_split": "test"}, "dataset_split='test' is for a dataset of the hub"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            prepare(None, tmp_path / "out", **options)
     with pytest.raises(ValueError, match="pairs need files"):
         prepare(None, tmp_path / "out", kind="pairs")
 

@@ -43,6 +43,12 @@ def test_figures_of_every_stack(tmp_path, kind, options, names):
         assert all(value <= spread.slots + spread.keys + 0.01 for layer in spread.table for value in layer)
 
 
+def test_a_length_without_a_token_is_refused(tmp_path, capsys):
+    for length in ("0", "-3"):
+        assert launch("heads", str(save_own(tmp_path / "own")), "w1 w2", "--length", length) == 1
+        assert f"error: --length must be at least 1, got {length}" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_spread_of_known_weights(tmp_path, monkeypatch):
     even = torch.full((1, 1, 3, 4), 0.25)
     one = torch.eye(4)[:3][None, None]

@@ -118,6 +118,9 @@ def test_what_vary_means():
         ("fulll", "'fulll' must be one of linformer, full, none, local, or a setting and a value such as k=64"),
         ("kk=3", "'kk' is not a setting that contenders can differ in"),
         ("seed=3", "'seed' is not a setting"),
+        ("vocab_size=300", "'vocab_size' is not a setting"),  # all have the data that was prepared once
+        ("tokenizer=bytes", "'tokenizer' is not a setting"),
+        ("preset=base", "'preset' is not a setting"),  # the base has all sizes already
         ("k=many", "k must be a number, got 'many'"),
         ("sharing=all", "sharing must be one of none, headwise, kv, layerwise; got 'all'"),
         ("full,k=4", "attention 'full' has no k; leave it out"),

@@ -187,6 +187,7 @@ def test_a_frozen_body_stays_and_a_slower_one_moves_less(sources, table, tmp_pat
         ("bert", {"k": 4}, "--k 4, but .* has full attention, without slots"),
         ("linear", {"pooling": "mean"}, "--pooling is mean, and the model of .* has first"),
         ("mlm", {"epochs": 2.0}, "--epochs 2.0 and --max-steps 2 both say how long to train"),
+        ("mlm", {"max_steps": None, "sequence_parallel": 4}, "needs a multiple of 4 processes, and there are 1"),
         ("gone", {}, "--from .*gone is not a directory; --from takes a run"),
     ],
 )

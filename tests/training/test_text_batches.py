@@ -7,6 +7,7 @@ import torch
 from training_cases import run
 
 from linformers.data.examples import around
+from linformers.data.vocabulary import Encoder, train_tokenizer
 from linformers.models.windows import window_starts
 from linformers.training import classify, embed, evaluate, load_run
 from linformers.training import texts as texts_module
@@ -30,6 +31,20 @@ def by_hand(run, text):
     pieces = [[*before, *ids[at : at + 11], *after] for at in window_starts(len(ids), 11)]
     with torch.no_grad():
         return [run.model(torch.tensor([one])).logits[0].softmax(-1).numpy() for one in pieces], list(map(len, pieces))
+
+
+@pytest.mark.parametrize("method", ["bpe", "wordpiece", "words", "bytes"])
+def test_the_name_of_a_special_token_is_text_as_in_training(method):
+    tokenizer = train_tokenizer(method, TEXTS, 261 if method == "bytes" else 300)
+    text = "apple <s> plum</s> <mask> pear <pad>"
+    (found,) = texts_module.encode([text], tokenizer)
+    assert not {0, 1, 2, 3} & set(found.tolist())
+    np.testing.assert_array_equal(found, Encoder(tokenizer)([text])[0])
+
+
+def test_no_texts_have_no_vectors(trained):
+    assert embed(trained, []).shape == (0, 16)
+    assert classify(trained, []) == []
 
 
 def test_in_batches_as_alone(trained, monkeypatch):
@@ -74,8 +89,15 @@ def test_the_test_averages_the_windows_of_a_text(tmp_path_factory, labelled):
     assert 0 < results["slots_alive"] <= 1  # content slots are the default
     assert results["examples_tested"] == len(examples) == sum(row["support"] for row in results["per_class"])
     assert evaluate(opened, limit=1, batch_size=3, progress=False)["examples_tested"] == 3
-    less = measure_windows(opened.model, examples, 0, batch_size=2, texts=2, seen=lambda *found: None)
+    less = measure_windows(opened.model, examples, 0, batch_size=2, places=range(2), seen=lambda *found: None)
     assert less.loss == pytest.approx(sum(losses[:2]), rel=1e-4)
+    first = evaluate(
+        opened, limit=2, batch_size=2, samples=0, progress=False
+    )  # the batches that are read without windows too
+    _, sampler, _ = examples_of(opened.settings, opened.prepared, "test", 2)
+    places = [i for number in range(2) for i in sampler.batch(number, 0)]
+    assert places != list(range(len(places)))
+    assert first["loss"] == pytest.approx(np.mean([losses[i] for i in places]), rel=1e-4)
     with torch.no_grad():  # as sure as float32 can be, and wrong about some
         opened.model.classifier.bias.copy_(torch.tensor([1e4, -1e4]))
     sure = measure_windows(opened.model, examples, 0, batch_size=2, seen=lambda *found: None)

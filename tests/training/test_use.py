@@ -97,9 +97,25 @@ def test_another_part_and_a_limit(trained):
     assert sum(row["support"] for row in whole["per_class"]) == whole["examples_tested"]
 
 
+@pytest.mark.parametrize("task", ["mlm", "clm", "seq2seq", "classify"])
+def test_a_limit_compares_with_the_frequencies_of_the_same_labels(task, trained):
+    from linformers.data import frequency_baseline
+
+    opened, asked = trained[task], []
+    examples, sampler, _ = examples_of(opened.settings, opened.prepared, "test")
+    for i in sampler.batch(0, 0):
+        labels = np.atleast_1d(examples[i]["labels"])[1 if task == "clm" else 0 :]
+        asked += [int(label) for label in labels if label != -100]
+    found = evaluate(opened, limit=1, samples=0, progress=False)
+    assert found["labels"] == len(asked)
+    alone = frequency_baseline(examples, sampler.batch(0, 0))
+    assert found["baseline"] == alone != frequency_baseline(examples)
+
+
 @pytest.mark.parametrize("task", ["seq2seq", "classify"])
-def test_results_count_the_texts_that_were_cut(task, data, tmp_path):
-    run(task, data[task], tmp_path / "run", n=7, k=3, max_steps=1)
+def test_results_count_the_texts_that_were_cut(task, data, tmp_path, capsys):
+    train(settings(task, data[task], n=7, k=3, max_steps=1), tmp_path / "run")
+    said = capsys.readouterr().err
     opened = load_run(tmp_path / "run")
     lengths = [opened.prepared.documents("test").lengths]
     room = [7 - 2]  # a start and an end token
@@ -109,6 +125,8 @@ def test_results_count_the_texts_that_were_cut(task, data, tmp_path):
     assert opened.results["texts"] == sum(map(len, lengths))
     cut = sum(int((found > most).sum()) for found, most in zip(lengths, room, strict=True))
     assert opened.results["texts_cut"] == cut > 0
+    longer = "sources and targets are longer than 7 and 7" if task == "seq2seq" else "texts are longer than 7"
+    assert f"note: {cut} of {sum(map(len, lengths))} test {longer} tokens and are cut" in said
 
 
 def test_the_report_by_class():

@@ -135,7 +135,12 @@ def compare(
 
 def quicker(settings: Settings, quick: bool) -> Settings:
     """The settings; with ``quick``, small sizes for what was not given."""
-    return Settings(**{**QUICK, **settings.given()}) if quick else settings
+    if not quick:
+        return settings
+    small = dict(QUICK)
+    if settings.tokenizer not in (None, "bpe", "wordpiece", "words"):
+        del small["vocab_size"]  # of other tokenisers it is fixed
+    return Settings(**{**small, **settings.given()})
 
 
 def new_clock(base: Settings, seconds: float | None) -> "Clock":

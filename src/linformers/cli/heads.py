@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from linformers.checks import at_least_one
+
 if TYPE_CHECKING:
     from linformers.experiments.heads import Fullest
 
@@ -46,6 +48,7 @@ def heads(
     from linformers.experiments import heads as experiment
     from linformers.experiments.texts import read
 
+    at_least_one(**{"--length": length})
     if text is not None and file is not None:
         raise ValueError("give a text or a --file, not both")
     console = Console()

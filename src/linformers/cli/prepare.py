@@ -22,6 +22,7 @@ NAMES = (
     "label_separator",
     "target_column",
     "dataset_config",
+    "dataset_split",
     "vocab_size",
     "document_size",
     "sample",

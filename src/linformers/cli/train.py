@@ -58,7 +58,10 @@ def train(
     if quick:
         sizes = {} if settings.source else QUICK  # the source decides its own
         short = {name: QUICK[name] for name in ("max_steps", "eval_batches")}
-        settings = dataclasses.replace(settings, **{**sizes, **short, **settings.given()})
+        quickly = {**sizes, **short}
+        if settings.epochs is not None:
+            del quickly["max_steps"]  # the user said how long to train
+        settings = dataclasses.replace(settings, **{**quickly, **settings.given()})
     results = run(settings, out, resume=resume)
     if results:
         console = Console()

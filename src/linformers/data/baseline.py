@@ -1,6 +1,7 @@
 """The baseline that every model must beat: predicting the token or class frequencies of the training part."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,16 +14,20 @@ Counts = NDArray[np.int64]
 CHUNK = 1 << 22  # tokens that are counted at once
 
 
-def frequency_baseline(examples: Examples) -> dict[str, float]:
+def frequency_baseline(examples: Examples, places: Sequence[int] | None = None) -> dict[str, float]:
     """Loss, perplexity and accuracy of predicting the frequencies of the training part, whatever the input is.
 
     One is added to each count. The labels are exactly those of ``examples``, in its epoch.
+
+    Args:
+        examples: what a model is tested on.
+        places: the indices of those that it is tested on; None for all.
 
     Raises:
         ValueError: if there are no labels.
     """
     known = training_counts(examples) + 1
-    asked = asked_counts(examples, len(known))
+    asked = asked_counts(examples, len(known), places)
     total = int(asked.sum())
     if not total:
         raise ValueError(f"the {examples.part} part of {examples.prepared.directory} has no labels")
@@ -68,13 +73,13 @@ def token_counts(documents: Documents, size: int) -> Counts:
     return counts
 
 
-def asked_counts(examples: Examples, size: int) -> Counts:
-    """How often each token or class is a label."""
+def asked_counts(examples: Examples, size: int, places: Sequence[int] | None = None) -> Counts:
+    """How often each token or class is a label, of the examples at ``places``; None for all."""
     if examples.task == "classify":
-        return np.bincount(examples.classes, minlength=size)
+        return np.bincount(examples.classes if places is None else examples.classes[list(places)], minlength=size)
     counts = np.zeros(size, np.int64)
     first = 1 if examples.task == "clm" else 0  # the model shifts the labels: the first is not predicted
-    for i in range(len(examples)):
+    for i in range(len(examples)) if places is None else places:
         labels = examples[i]["labels"][first:]
         np.add.at(counts, labels[labels != IGNORED], 1)
     return counts

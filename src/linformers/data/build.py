@@ -103,6 +103,7 @@ def prepare(
         )
     one_of("documents", documents, get_args(Cutting))
     one_of("errors", errors, get_args(Errors))
+    check_used(sources, dataset, layout, dataset_config, dataset_split)
     given: dict[Part, Sequence[str]] = {}
     if test:
         given["test"] = test
@@ -216,6 +217,21 @@ def choose_kind(
     if labelled and kind != "labelled":
         raise ValueError(f"{labelled} applies to labelled documents, but the kind is {kind!r}; leave one of them out")
     return kind
+
+
+def check_used(
+    sources: Sequence[str] | None, dataset: str | None, layout: Layout, config: str | None, split: str
+) -> None:
+    """Raise a ValueError for an option that says how to read something that is not read."""
+    if dataset is None and (config is not None or split != "train"):
+        given = f"dataset_config={config!r}" if config is not None else f"dataset_split={split!r}"
+        raise ValueError(f"{given} is for a dataset of the hub, and none is named; give its name as dataset")
+    for name, value in vars(layout).items():
+        if sources is None and dataset is None and value != getattr(Layout, name) and name != "document_size":
+            raise ValueError(
+                f"{name}={value!r} says how to read files, and there are none: without sources the text is Python's documentation, "
+                "or ListOps; name the files, or leave it out"
+            )
 
 
 def choose_corpus(

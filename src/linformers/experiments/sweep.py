@@ -1,7 +1,7 @@
 """The plan of a comparison: contenders that differ from one base in a few settings, each with several seeds.
 
 A contender is written as words and assignments with commas between: ``full``, ``none``, ``k=32``, ``full,n=512``,
-``k=32,sharing=kv``. Every setting of ``linformers train`` can be assigned. What is not assigned is as in the base.
+``k=32,sharing=kv``. Every setting of ``linformers train`` can be assigned, but for those in ``SAME``. What is not assigned is as in the base.
 """
 
 import dataclasses
@@ -34,6 +34,11 @@ UNLEARNED = (
     "log_steps",
 )  # settings that do not change what is learned
 UNSHARED = ("mean", "max")  # methods without parameters, for which all sharing modes are the same model
+# Settings that are the same for all contenders: they decide the data, which is prepared once, the sizes of the base, or how long cells train.
+SAME = (
+    *("task", "preset", "source", "data", "column", "label_column", "label_separator", "target_column", "targets"),
+    *("tokenizer", "vocab_size", "epochs", "seed", "threads"),
+)
 # Settings that only attention to slots has.
 OF_SLOTS = ("k", "sharing", "method", "start", "block_size", "open_slots", "open_reach")
 
@@ -177,7 +182,7 @@ def in_slots(changes: Mapping[str, Any], base: Settings) -> bool:
 def convert(text: str, key: str, value: str) -> Any:
     """The value of a setting, from its text in a contender."""
     hints = typing.get_type_hints(Settings)
-    if key not in hints or key in ("task", "data", "targets", "source", "epochs", "seed", "threads"):
+    if key not in hints or key in SAME:
         raise ValueError(f"contender {text!r}: {key!r} is not a setting that contenders can differ in")
     kind = hints[key]
     if typing.get_origin(kind) is Literal:

@@ -71,7 +71,7 @@ def read_bytes(path: Path, most: int = LARGEST_JSON) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """The text of a regular file given by the user, with all line ends as newlines.
+    """The text of a regular file given by the user, with all line ends as newlines, and without a byte order mark.
 
     Raises:
         ValueError: if it is not a regular file, is too large, or is not UTF-8.
@@ -81,7 +81,7 @@ def read_text(path: Path) -> str:
         text = read_bytes(path, LARGEST_TEXT).decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}; convert it first") from None
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def parse(text: str | bytes, what: object) -> Any:

@@ -50,9 +50,12 @@ class Batches(Sampler[list[Place]]):
         return self.size
 
     def __iter__(self) -> Iterator[list[Place]]:
-        for number in range(self.rank, self.rank + self.world * self.size, self.world):
-            epoch, place = divmod(number, len(self.sampler))
-            yield [(epoch, int(index)) for index in self.sampler.batch(place, epoch)]
+        return map(self.places, range(self.size))
+
+    def places(self, number: int) -> list[Place]:
+        """The examples of one batch of this process."""
+        epoch, place = divmod(self.rank + self.world * number, len(self.sampler))
+        return [(epoch, int(index)) for index in self.sampler.batch(place, epoch)]
 
 
 def loader(examples: Any, batches: Batches, collate: Callable[[list[Any]], Any], workers: int = 0) -> DataLoader[Any]:

@@ -70,6 +70,8 @@ def embed(
         tell(
             f"{cut:,} of {len(texts):,} texts were cut to {encoder.longest:,} tokens; long='windows' reads all of them"
         )
+    if not results:
+        return np.zeros((0, encoder.model.config.hidden_size), np.float32)
     vectors = np.stack([found.values for found in results]).astype(np.float32)
     if normalize:
         vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -55,12 +55,16 @@ def evaluate(
 
 @dataclass
 class Measured:
-    """What a model does on a part: sums, the right and wrong predictions of classes, other numbers, and how many examples there were."""
+    """What a model does on a part: sums, the right and wrong predictions of classes, other numbers, and how many examples there were.
+
+    ``places`` are the indices of these examples where there is a limit; None for all.
+    """
 
     sums: Tally
     counts: "Counts"
     also: dict[str, float]
     tested: int
+    places: list[int] | None = None
 
 
 def measured(
@@ -80,8 +84,11 @@ def measured(
     ranks, model, labels = ranks or Ranks.alone(), run.model, run.prepared.labels
     split = split_of(ranks, run.settings, model, rows=False)
     examples, sampler, collate = examples_of(run.settings, run.prepared, part, batch_size, split=split)
-    batches = loader(examples, Batches(sampler, limit, rank=ranks.data_rank, world=ranks.data), collate)
+    order = Batches(sampler, limit, rank=ranks.data_rank, world=ranks.data)
+    batches = loader(examples, order, collate)
     found = Measured(Tally(), Counts(labels, run.task == "classify" and run.prepared.several), {}, 0)
+    if limit is not None:
+        found.places = [i for batch in order for _, i in batch]
 
     def seen(guesses: Tensor, right: Tensor, size: int) -> None:
         if ranks.place:  # another process of the same sequence counts it
@@ -98,8 +105,8 @@ def measured(
     try:
         if windows and processes.is_main():
             size = batch_size or run.settings.batch_size
-            pad_id, texts = run.tokenizer.pad_token_id, None if limit is None else limit * size
-            options: Any = {"batch_size": size, "texts": texts, "seen": seen}
+            pad_id = run.tokenizer.pad_token_id
+            options: Any = {"batch_size": size, "places": found.places, "seen": seen}
             found.sums, found.also = watched(
                 model, lambda watch: measure_windows(model, examples, pad_id, **options, watch=watch)
             )
@@ -137,7 +144,7 @@ def report(
         "texts": len(examples) * (2 if run.prepared.kind == "pairs" else 1),
         "texts_cut": examples.cut,
         "unseen": round(examples.unseen, 4),
-        "baseline": several_baseline(examples) if counts.several else frequency_baseline(examples),
+        "baseline": (several_baseline if counts.several else frequency_baseline)(examples, found.places),
         "baselines": counted_baselines(examples, shows.say) if limit is None else [],
     }
     if run.task == "classify":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from linformers.data.index import total
 from linformers.extras import require
 from linformers.files.checked import reading
 from linformers.files.whole import reason, write_json
@@ -19,7 +20,7 @@ from linformers.training.metrics import MetricsFile
 from linformers.training.objective import Objective, balanced, balanced_several
 from linformers.training.opening import At, enter, is_done, open_run
 from linformers.training.presets import DEFAULTS
-from linformers.training.progress import Progress
+from linformers.training.progress import SHORTEST, Progress
 from linformers.training.ranks import Ranks
 from linformers.training.runs import BEST, FINAL, START, TALLY, Run, load_run, versions
 from linformers.training.settings import Settings
@@ -219,18 +220,19 @@ def new_trainer(
     passes = size * world / len(sampler)
     shows.say(
         f"{parameters:,} parameters, {settings.max_steps:,} updates of {settings.batch_size * settings.accumulation * world} "
-        f"examples: {passes:.2g} passes over {len(examples):,} of up to {settings.n:,} tokens; an estimate of the time follows"
+        f"examples: {passes:.2g} passes over {len(examples):,} of up to {settings.n:,} tokens; if they take more than {SHORTEST:.0f} s, an "
+        "estimate follows"
     )
+    order = Batches(sampler, size, endless=True, rank=rank, world=world)
     eval_size = -(-settings.eval_batches // world) or None
     return RunTrainer(
         model,
         settings,
         run.directory,
-        train_loader=loader(
-            examples, Batches(sampler, size, endless=True, rank=rank, world=world), collate, settings.workers
-        ),
+        train_loader=loader(examples, order, collate, settings.workers),
         eval_loader=loader(held_out, Batches(held_out_sampler, eval_size, rank=rank, world=world), collate),
         batches_per_epoch=len(sampler) / world,
+        sizes=relative_sizes(examples, order, settings),
         metrics=metrics,
         progress=shows,
         interruption=interruption,
@@ -240,6 +242,17 @@ def new_trainer(
         ranks=ranks,
         loaded=ranks.divides,
     )
+
+
+def relative_sizes(examples: Any, order: Batches, settings: Settings) -> Callable[[int], float]:
+    """The tokens of the update of a step, over those of a mean one."""
+    mean = settings.batch_size * settings.accumulation * total(examples.lengths) / len(examples)
+
+    def size(step: int) -> float:
+        batches = map(order.places, range((step - 1) * settings.accumulation, step * settings.accumulation))
+        return sum(int(examples.lengths[i]) for batch in batches for _, i in batch) / mean
+
+    return size
 
 
 def write_final(trainer: "RunTrainer", run: Run, shows: Progress, weights: dict[str, torch.Tensor] | None) -> None:

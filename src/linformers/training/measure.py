@@ -3,7 +3,7 @@
 Axes: b batch, n positions, t target positions, v tokens of the vocabulary, c classes.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -91,7 +91,7 @@ def measure_windows(
     pad_id: int,
     *,
     batch_size: int,
-    texts: int | None = None,
+    places: Sequence[int] | None = None,
     seen: Callable[[Tensor, Tensor, int], None],
     watch: Watch | None = None,
 ) -> Tally:
@@ -99,7 +99,7 @@ def measure_windows(
 
     Args:
         examples: have a method ``windows``.
-        texts: measure this many of them; None for all.
+        places: the indices of those to measure; None for all.
         watch: records what slots hold of the first batch.
     """
 
@@ -110,13 +110,13 @@ def measure_windows(
         watch = None
         return found
 
-    total, count = Tally(), len(examples) if texts is None else min(texts, len(examples))
+    total, chosen = Tally(), range(len(examples)) if places is None else places
     several = bool(examples.prepared.several)
-    for begin in range(0, count, AT_ONCE):
-        places = range(begin, min(begin + AT_ONCE, count))
-        windows = [examples.windows(i) for i in places]
+    for begin in range(0, len(chosen), AT_ONCE):
+        some = chosen[begin : begin + AT_ONCE]
+        windows = [examples.windows(i) for i in some]
         rows = averaged(windows, shares_in, pad_id, batch_size, model.device)
-        shares, numbers = torch.tensor(np.stack(rows)), np.array([int(examples.classes[i]) for i in places])
+        shares, numbers = torch.tensor(np.stack(rows)), np.array([int(examples.classes[i]) for i in some])
         if several:
             labels = torch.tensor(examples.prepared.set_rows[numbers]).long()  # (b, c), 1 for each class of a text
             best = (shares > 0.5).long()

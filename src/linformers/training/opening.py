@@ -15,6 +15,7 @@ from linformers.training.integrations import check_integrations
 from linformers.training.metrics import EVENTS, FILE, read
 from linformers.training.origin import Origin, open_origin, settings_with
 from linformers.training.progress import Progress
+from linformers.training.ranks import Ranks
 from linformers.training.runs import BEST, CONFIG, DATA, FINAL, RESULTS, START, Run, load_run, write_config
 from linformers.training.settings import Settings
 from linformers.training.sources import check_options, checked_data, names_own_data, steps_of
@@ -78,6 +79,7 @@ def open_run(settings: Settings, out: Path, resume: bool, at: At, shows: Progres
             _ = origin.tokenizer  # loaded here, so that an error comes before text is prepared
         asked = models.complete(wanted)
         check_options(settings)
+    Ranks(asked.sequence_parallel)  # an error if there are not as many processes, before text is prepared
     if not asked.source:
         models.check_memory(asked)
         if asked.sequence_parallel > 1:  # before text is prepared

@@ -1,6 +1,7 @@
 """What the user sees while a model trains: a live bar on a terminal, plain lines elsewhere."""
 
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
 from typing import Any
@@ -30,7 +31,8 @@ class Progress:
         self.what = ""
         self.last = -PAUSE
         self.rows: dict[str, dict[str, Any]] = {}
-        self.began, self.first, self.steps = 0.0, 0, 0
+        self.began, self.first, self.since, self.steps = 0.0, 0, 0, 0
+        self.sizes: Callable[[int], float] = lambda step: 1.0
         self.marks: list[float] | None = None  # times at which the first updates ended; None after the estimate
         self.evaluations = 0.0
 
@@ -50,16 +52,23 @@ class Progress:
             self.bar.start()
         self.bar.update(self.task, completed=done, total=total)
 
-    def start(self, step: int, steps: int, evaluations: float = 0.0) -> None:
+    def start(
+        self,
+        step: int,
+        steps: int,
+        evaluations: float = 0.0,
+        sizes: Callable[[int], float] = lambda step: 1.0,
+    ) -> None:
         """Show the bar of training, which begins after this step.
 
         Args:
             step: the updates that are done.
             steps: all of them.
             evaluations: the time of evaluations, as a share of that of the updates.
+            sizes: how large the update of a step is, relative to the mean; texts differ in length, and so do updates in time.
         """
-        self.began, self.first, self.steps = time.monotonic(), step, steps
-        self.marks, self.evaluations = [], evaluations
+        self.began, self.first, self.since, self.steps = time.monotonic(), step, step, steps
+        self.marks, self.evaluations, self.sizes = [], evaluations, sizes
         if self.shown and self.console.is_terminal:
             self.bar = Bar(
                 TextColumn("training"),
@@ -77,6 +86,8 @@ class Progress:
         """Move the bar to this step; after the first updates, print an estimate of the time."""
         if self.bar is not None:
             self.bar.update(self.task, completed=step)
+        if step == self.first + 1:  # it also allocates and compiles, and says nothing about the others
+            self.began, self.since = time.monotonic(), step
         if self.marks is not None:
             self.marks.append(time.monotonic())
             if text := self.estimate(step):
@@ -86,10 +97,14 @@ class Progress:
     def estimate(self, step: int) -> str:
         """How long the updates that are left will take, from the time of the first ones; empty until that is known, and for short trainings."""
         marks, (least, most) = self.marks or [], UPDATES
-        count = len(marks) - 1  # the first update also allocates and compiles
+        count = len(marks) - 1  # without the first update
         if count < least or (count < most and marks[-1] - marks[0] < MEASURED):
             return ""
-        each, left = median(later - before for before, later in pairwise(marks)), self.steps - step
+        # The median, because an evaluation may be between two marks.
+        each = median(
+            (later - before) / self.sizes(self.first + i) for i, (before, later) in enumerate(pairwise(marks), 2)
+        )
+        left = self.steps - step
         seconds = each * left * (1 + self.evaluations)
         if seconds < SHORTEST:
             self.marks = None
@@ -127,7 +142,7 @@ class Progress:
 
     def left(self, step: int) -> str:
         """The estimated time left, for a plain line."""
-        done = step - self.first
+        done = step - self.since
         if done < 1 or step >= self.steps:
             return ""
         seconds = (time.monotonic() - self.began) / done * (self.steps - step)

@@ -12,8 +12,8 @@ from linformers.data.prepared import ABOUT
 from linformers.files.whole import beside, scratch, sync
 from linformers.training.options import spoken
 from linformers.training.presets import VOCABULARY
-from linformers.training.processes import world
 from linformers.training.progress import Progress
+from linformers.training.ranks import Ranks
 from linformers.training.runs import DATA, data_directory
 from linformers.training.settings import Settings
 from linformers.training.split_batches import Split
@@ -238,21 +238,21 @@ def examples_of(
 def steps_of(settings: Settings, prepared: "Prepared") -> int:
     """The number of updates in the epochs of the settings."""
     _, sampler, _ = examples_of(settings, prepared, "train")
-    return max(
-        1, math.ceil(settings.epochs * len(sampler) / (world() // settings.sequence_parallel * settings.accumulation))
-    )
+    at_once = Ranks(settings.sequence_parallel).data * settings.accumulation
+    return max(1, math.ceil(settings.epochs * len(sampler) / at_once))
 
 
 def unread(examples: Any, settings: Settings) -> str | None:
     """A note about how many examples are cut, and the share of the text that is never read; None if none is cut."""
     if not examples.cut:
         return None
-    instead = ", or --long windows" if settings.task == "classify" else ""
-    longer = "--n or --target-n" if settings.task == "seq2seq" else "--n"
-    return (
-        f"{examples.cut:,} of {len(examples):,} {examples.part} texts are longer than {settings.n:,} tokens and are cut: "
-        f"{examples.unseen:.0%} of the text is never read; for more of it, give a larger {longer}{instead}"
-    )
+    if settings.task == "seq2seq":  # a pair has two texts that can be cut
+        what = f"{2 * len(examples):,} {examples.part} sources and targets are longer than {settings.n:,} and {settings.target_n:,} tokens"
+        longer = "--n or --target-n"
+    else:
+        what = f"{len(examples):,} {examples.part} texts are longer than {settings.n:,} tokens"
+        longer = "--n, or --long windows"
+    return f"{examples.cut:,} of {what} and are cut: {examples.unseen:.0%} of the text is never read; for more of it, give a larger {longer}"
 
 
 class Collate:

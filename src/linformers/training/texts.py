@@ -14,6 +14,7 @@ from torch import Tensor
 from linformers.checks import at_least_one, one_of
 from linformers.data.batches import pad
 from linformers.data.examples import Long, around
+from linformers.data.vocabulary import Encoder
 from linformers.models.windows import window_starts
 
 BATCH = 32
@@ -115,14 +116,18 @@ def sorted_rows(
 
 
 def encode(texts: Sequence[str], tokenizer: Any) -> list[NDArray[np.int64]]:
-    """The tokens of texts, without special ones around them.
+    """The tokens of texts, without special ones around them; the name of a special token in a text is text, as in the data of training.
 
     Raises:
         ValueError: for a text without a token.
     """
     found: list[NDArray[np.int64]] = []
+    own = Encoder(tokenizer) if getattr(tokenizer, "is_fast", False) else None
     for begin in range(0, len(texts), AT_ONCE):
         some = list(texts[begin : begin + AT_ONCE])
+        if own is not None:
+            found += own(some)
+            continue
         found += [
             np.array(ids, np.int64) for ids in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]
         ]

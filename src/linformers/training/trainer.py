@@ -5,7 +5,7 @@ Axes: b batch, n positions, v tokens of the vocabulary.
 
 import math
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,7 @@ class RunTrainer(Trainer):
         taken: the names of parameters that came from a source.
         ranks: how several processes share the work.
         loaded: whether the model has the weights of the checkpoint that is resumed.
+        sizes: how large the update of a step is, relative to the mean; for the estimate of the time.
     """
 
     def __init__(
@@ -84,6 +85,7 @@ class RunTrainer(Trainer):
         taken: Collection[str] = (),
         ranks: Ranks | None = None,
         loaded: bool = False,
+        sizes: Callable[[int], float] = lambda step: 1.0,
     ) -> None:
         self.ranks, self.loaded = ranks or Ranks(), loaded
         if settings.freeze_body:
@@ -95,7 +97,7 @@ class RunTrainer(Trainer):
         self.is_distributed_loading_by_transformers = self.ranks.fsdp  # its weights are divided: no DDP around it
         self.settings, self.out, self.tokenizer = settings, out, tokenizer
         self.objective: Objective | None = objective
-        self.taken = frozenset(taken)
+        self.taken, self.sizes = frozenset(taken), sizes
         self.train_loader, self.eval_loader, self.batches_per_epoch = train_loader, eval_loader, batches_per_epoch
         self.metrics, self.progress, self.interruption = metrics, progress, interruption
         self.tally, self.total = Tally(), Tally()  # since the last line, and of the whole run
@@ -383,7 +385,7 @@ class StepEnd(TrainerCallback):
         trainer.mark = time.perf_counter()
         # A forward pass takes about a third of the time of a batch of training.
         evaluations = len(trainer.eval_loader) / (3 * settings.accumulation * settings.eval_steps)
-        trainer.progress.start(state.global_step, state.max_steps, evaluations)
+        trainer.progress.start(state.global_step, state.max_steps, evaluations, trainer.sizes)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **options: Any) -> None:
         trainer, now = self.trainer, time.perf_counter()
