@@ -5,8 +5,13 @@ a model that has not seen it, and every fold has speeches of all periods. A fini
 
     python benchmarks/speeches.py sotu --out runs/speeches --attention linformer --n 8192
     python benchmarks/speeches.py sotu --out runs/speeches --attention full --n 2048
-    python benchmarks/speeches.py sotu --out runs/speeches --from my-linear-bert --n 512 --freeze-body   # whole speeches, in windows
     python benchmarks/speeches.py --table runs/speeches
+
+Or by regression on the vectors of an encoder that read the whole speeches, with the same folds:
+
+    python benchmarks/speeches.py sotu --rows speeches.jsonl
+    linformers embed my-linear-bert --file speeches.jsonl --long windows --normalize --out speeches.npy
+    python benchmarks/speeches.py sotu --vectors speeches.npy
 """
 
 import argparse
@@ -17,6 +22,8 @@ import random
 import time
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from linformers.data import prepare
 from linformers.training import Settings, classify, load_run, train
@@ -52,9 +59,8 @@ def run_fold(parts: list[list[Path]], i: int, folder: Path, settings: Settings) 
     folder.mkdir(parents=True, exist_ok=True)
     held, rest = parts[i], [file for j, part in enumerate(parts) if j != i for file in part]
     sources, test = [rows(folder / "train.jsonl", rest)], [rows(folder / "test.jsonl", held)]
-    words: dict[str, Any] = {"tokenizer": "words", "vocab_size": 4096, "lowercase": True}
-    options = {"tokenizer": settings.source} if "source" in settings.given() else words
-    data = prepare(sources, folder / "data", test=test, shares=(0.95, 0.05, 0.0), kind="labelled", **options)
+    options: dict[str, Any] = {"kind": "labelled", "tokenizer": "words", "vocab_size": 4096, "lowercase": True}
+    data = prepare(sources, folder / "data", test=test, shares=(0.95, 0.05, 0.0), **options)
     began = time.perf_counter()
     train(dataclasses.replace(settings, data=(str(data.directory),)), folder / "run", resume=False, progress=False)
     seconds = time.perf_counter() - began
@@ -64,6 +70,21 @@ def run_fold(parts: list[list[Path]], i: int, folder: Path, settings: Settings) 
         "seconds": seconds,
         "answers": {file.name: [period(file), a["label"]] for file, a in zip(held, answers, strict=True)},
     }
+
+
+def regress(parts: list[list[Path]], files: list[Path], vectors: Any) -> list[tuple[str, str]]:
+    """True and predicted periods, by logistic regression on vectors, the rows of ``files``."""
+    from sklearn.linear_model import LogisticRegressionCV
+
+    row = {file: i for i, file in enumerate(files)}
+    answers = []
+    for held in parts:
+        rest = [file for part in parts if part is not held for file in part]
+        model = LogisticRegressionCV(Cs=10, max_iter=2000, use_legacy_attributes=False, scoring="accuracy")
+        model.fit(vectors[[row[file] for file in rest]], [period(file) for file in rest])
+        predicted = model.predict(vectors[[row[file] for file in held]])
+        answers += [(period(file), str(label)) for file, label in zip(held, predicted, strict=True)]
+    return answers
 
 
 def interval(right: int, total: int) -> tuple[float, float]:
@@ -93,8 +114,6 @@ def main() -> None:
     parser.add_argument("speeches", nargs="?", type=Path, help="a folder of text files, named by year")
     parser.add_argument("--out", type=Path, default=Path("runs/speeches"))
     parser.add_argument("--attention", default="linformer", choices=("linformer", "full", "none"))
-    parser.add_argument("--from", dest="source", help="a linearised encoder, which reads whole speeches in windows")
-    parser.add_argument("--freeze-body", action="store_true", help="with --from, train the head alone")
     parser.add_argument("--n", type=int, default=8192)
     parser.add_argument("--k", type=int, default=128)
     parser.add_argument("--pooling", default="mean")
@@ -106,30 +125,40 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--folds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument(
+        "--rows", type=Path, help="only write the speeches and their periods to this file of JSON lines"
+    )
+    parser.add_argument("--vectors", type=Path, help="a .npy file with a row for each line of --rows")
     parser.add_argument("--table", type=Path, metavar="FOLDER", help="print the results in FOLDER")
     args = parser.parse_args()
     if args.table:
         return table(args.table)
     if args.speeches is None:
         parser.error("give a folder of speeches, or --table")
-    name = f"{Path(args.source).name if args.source else args.attention}-{args.n}-{args.pooling}"
+    files = sorted(args.speeches.glob("*.txt"))
+    if args.rows:
+        print(rows(args.rows, files))
+        return None
+    parts = deal(files, args.folds)
+    if args.vectors:
+        answers = regress(parts, files, np.load(args.vectors))
+        right = sum(true == predicted for true, predicted in answers)
+        low, high = interval(right, len(answers))
+        print(f"{right / len(answers):.1%} of {len(answers)}, 95 % interval {low:.1%} to {high:.1%}")
+        return None
+    name = f"{args.attention}-{args.n}-{args.pooling}"
     results = args.out / f"{name}.jsonl"
     lines = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
-    sizes: dict[str, Any] = {
-        "attention": args.attention,
-        "k": min(args.k, args.n),
-        "width": args.width,
-        "depth": args.depth,
-        "pooling": args.pooling,
-        "dropout": args.dropout,
-    }
-    if args.source:
-        sizes = {"source": args.source, "freeze_body": args.freeze_body, "long": "windows", "patience": 0}
     settings = Settings(
         task="classify",
         preset="tiny",
+        attention=args.attention,
         n=args.n,
-        **sizes,
+        k=min(args.k, args.n),
+        width=args.width,
+        depth=args.depth,
+        pooling=args.pooling,
+        dropout=args.dropout,
         batch_size=args.batch,
         learning_rate=args.rate,
         max_steps=args.steps,
@@ -140,7 +169,6 @@ def main() -> None:
     same = {**settings.given(), "folds": args.folds}
     if any(line["settings"] != same for line in lines):
         parser.error(f"{results} was made with other options; name another --out")
-    parts = deal(sorted(args.speeches.glob("*.txt")), args.folds)
     for i in range(args.folds):
         if i not in {line["fold"] for line in lines}:
             found = {"settings": same, **run_fold(parts, i, args.out / name / f"fold-{i}", settings)}
