@@ -4,6 +4,7 @@ Used by ``parallel_cases.py``, in processes of their own.
 """
 
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -22,7 +23,7 @@ from model_cases import (
 )
 from torch import nn
 
-from linformers import LinearMultiheadAttention, stream
+from linformers import LinearMultiheadAttention, resample, stream
 from linformers.labels import IGNORED
 from linformers.ops.span import enter
 from linformers.parallel import gather_rows, own_rows, owned_parameters, sequence_parallel, split, sum_gradients
@@ -166,6 +167,8 @@ def run_owned(sequence, model, n=N - 1):
     own_rows(model, group)
     own = {name for name, p in model.named_parameters() if any(p is x for x in owned_parameters(model))}
     assert own == {name for name in before if "projection" in name or "pos_emb" in name}
+    fails("rows of its own positions only already; use gather_rows first", own_rows, model, group)
+    fails("rows of one process only; use linformers.parallel.gather_rows first", partial(resample, max_len=40), model)
     model.zero_grad()
     with sequence.inside():
         fails("split sequences with length=21", model, split(ids[:, : 2 * sequence.p], group))

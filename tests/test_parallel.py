@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from parallel_cases import CASES, WORLD
+
+from linformers.parallel import Part
 
 TESTS = Path(__file__).parent
 
@@ -29,3 +32,13 @@ def test_split_equals_whole(results, name):
     found = [one[name]["error"] for one in results if name in one]
     assert found
     assert not any(found), next(error for error in found if error)
+
+
+def test_no_position_is_lost():
+    """A sequence longer than the one by which it is split is an error, not cut off."""
+    x = torch.arange(10)[None]
+    assert torch.equal(torch.cat([Part(rank, 3, length=13)(x) for rank in range(3)], 1), x)
+    with pytest.raises(ValueError, match="got a sequence of 10 positions, but length=9 is the longest"):
+        Part(0, 3, length=9)(x)
+    with pytest.raises(ValueError, match="multiple must be at least 1, got 0"):
+        Part(0, 3, multiple=0)

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
+from linformers.checks import at_least_one, whole
 from linformers.models.stack import Linformer
 from linformers.models.tokens import TokenStack
 from linformers.nn.layer import Layer
@@ -66,7 +67,7 @@ def split(x: Tensor, mesh: Group, *, dim: int = 1, multiple: int = 1, length: in
         length: split where a sequence of this length would be split: the longest input of a model with :func:`own_rows`.
 
     Raises:
-        ValueError: if there are fewer positions, or blocks, than processes.
+        ValueError: if there are fewer positions, or blocks, than processes, or more positions than ``length``.
     """
     group = _group(mesh)
     return Part(dist.get_rank(group), dist.get_world_size(group), multiple, length)(x, dim)
@@ -87,6 +88,10 @@ class Part:
     multiple: int = 1
     length: int | None = None
 
+    def __post_init__(self) -> None:
+        whole(multiple=self.multiple, length=self.length)
+        at_least_one(multiple=self.multiple, length=self.length)
+
     @property
     def least(self) -> int:
         """The shortest sequence of which every process has a position."""
@@ -96,6 +101,10 @@ class Part:
 
     def __call__(self, x: Tensor, dim: int = 1) -> Tensor:
         """The positions of ``x`` that belong to the process."""
+        if self.length is not None and x.shape[dim] > self.length:
+            raise ValueError(
+                f"got a sequence of {x.shape[dim]} positions, but length={self.length} is the longest; positions after it would be lost"
+            )
         bounds = _bounds(self.length or x.shape[dim], self.size, self.multiple)
         found = [(start, min(stop, x.shape[dim])) for start, stop in bounds]
         if any(start >= stop for start, stop in found):
@@ -141,6 +150,8 @@ def own_rows(model: nn.Module, mesh: Group, *, multiple: int = 1) -> None:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if size == 1:
         return
+    if owned_parameters(model):
+        raise ValueError("this model has the rows of its own positions only already; use gather_rows first")
     for module, holder, name in _with_rows(model):
         weight = getattr(module, name)
         owned = Owned(tuple(_bounds(len(weight), size, multiple)), rank)

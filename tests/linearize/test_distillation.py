@@ -133,6 +133,8 @@ def test_errors(tmp_path):
         distill(student, teacher, data, steps=-1)
     with pytest.raises(ValueError, match="got no batches"):
         distill(student, teacher, [], steps=1)
+    with pytest.raises(TypeError, match=r"batches must be a list of inputs, got a dict; for a single one, \[batches\]"):
+        distill(student, teacher, data[0], steps=1)
     path = tmp_path / "d.safetensors"
     distill(student, teacher, data, steps=2, checkpoint=path, progress=False)
     with pytest.raises(ValueError, match="is from a run with steps=2, not 3"):

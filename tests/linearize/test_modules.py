@@ -4,6 +4,7 @@ import copy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import reference_blocks
 import torch
@@ -224,6 +225,7 @@ class OwnAttention(nn.MultiheadAttention):
         (encoder(), {"k": 4, "local_window": -2}, "must not be negative, got -2 and 0"),
         (encoder(), {"k": 4, "causal": "yes"}, "causal must be one of 'leave', 'block', 'absent'; got 'yes'"),
         (encoder(), {"k": 4, "max_len": 0}, "max_len must be at least 1, got 0"),
+        (encoder(), {"k": 4, "block_size": 4}, "block_size=4 has no meaning with causal='leave'; use causal='block'"),
         (nn.Linear(3, 3), {"k": 4}, "Linear has no attention that can be linearised"),
         (nn.MultiheadAttention(4, 2), {"k": 4}, "the model itself, which cannot be replaced in place"),
         (nn.ModuleList([OwnAttention(4, 2)]), {"k": 4}, "OwnAttention is a subclass of nn.MultiheadAttention"),
@@ -233,6 +235,27 @@ def test_errors(model, options, message):
     with pytest.raises(ValueError) as caught:
         linearize(model, **{"max_len": N} | options)
     assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"k": None}, "k must not be None"),
+        ({"max_len": None}, "max_len must not be None"),
+        ({"block_size": "4", "causal": "block"}, "block_size must be a whole number, got '4'"),
+        ({"layers": "layers.*"}, r"layers must be a list of numbers and names, got 'layers\.\*'"),
+        ({"layers": 0}, "layers must be a list of numbers and names, got 0"),
+        ({"calibration": torch.zeros(1, 3, 16)}, "calibration must be a list of inputs, got a Tensor"),
+    ],
+)
+def test_arguments_of_other_types(options, message):
+    with pytest.raises(TypeError, match=message):
+        linearize(encoder(), **{"k": 4, "max_len": N} | options)
+
+
+def test_a_number_of_numpy_is_a_number():
+    report = linearize(encoder(), k=np.int64(4), max_len=np.int64(N))
+    assert [one.k for one in report.replaced] == [4, 4]
 
 
 def test_transformers_is_not_needed():

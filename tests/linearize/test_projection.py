@@ -43,6 +43,15 @@ def test_means_over_real_tokens_only(make):
         assert int(real[i].sum()) == len(expected)
 
 
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_means_of_many_tokens_in_low_precision(dtype, padded):
+    x = (5 + torch.randn(2, 1, 1021, 3)).to(dtype)
+    keep = torch.rand(2, 1021) > 0.1 if padded else None
+    got, expected = (TokenMeans(1021, 2)(y, keep).content for y in (x, x.double()))
+    torch.testing.assert_close(got, expected.to(dtype), rtol=torch.finfo(dtype).eps, atol=0.0)
+
+
 @pytest.mark.parametrize("heads", [1, 3])
 def test_padding_and_holes_change_nothing(heads):
     projection = CorrectedMean(11, 4, 2, heads).double()

@@ -29,6 +29,12 @@ class Sample(NamedTuple):
     features: Tensor | None = None  # (b, n, ch), by which tokens are assigned to content slots; None for the keys
 
 
+def check_batches(name: str, batches: Any) -> None:
+    """Raise a TypeError for one batch in place of a list of them."""
+    if isinstance(batches, Tensor | Mapping | str):
+        raise TypeError(f"{name} must be a list of inputs, got a {type(batches).__name__}; for a single one, [{name}]")
+
+
 def run(model: nn.Module, batch: Batch) -> Any:
     """Call ``model`` with one batch: a dictionary of named arguments, a sequence of arguments, or one tensor."""
     if isinstance(batch, Mapping):

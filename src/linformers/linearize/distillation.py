@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from linformers.checks import one_of
 from linformers.files.checked import an_object, damaged, each, fields, number, open_regular, parse, reading
 from linformers.files.whole import whole_file
-from linformers.linearize.calibrate import Batch, run
+from linformers.linearize.calibrate import Batch, check_batches, run
 from linformers.linearize.surgery import evaluating
 from linformers.nn.multihead import LinearMultiheadAttention
 from linformers.projections.base import Projection
@@ -102,6 +102,8 @@ def distill(
     one_of("train", train, TRAIN)
     if steps < 0 or every < 1:
         raise ValueError(f"steps must not be negative and every must be at least 1, got {steps} and {every}")
+    check_batches("batches", batches)
+    check_batches("held_out", held_out)
     if not batches:
         raise ValueError("got no batches; give at least one")
     watched = Watched(student, teacher)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from linformers.checks import not_negative, one_of
 from linformers.ops.linformer import multiply, multiply_ones
 from linformers.ops.masks import blank, or_true
+from linformers.ops.precision import single
 from linformers.projections.base import Projection, Slots
 from linformers.projections.dense import Dense
 from linformers.projections.make import SHARINGS, make_projection
@@ -85,20 +86,20 @@ def token_means(x: Tensor, keep: Tensor | None, k: int) -> Slots:
         keep: ``(b, s)``, True where a token is real.
         k: the number of slots; only those that an input of this length can fill are returned.
     """
-    s = x.shape[2]
+    s, wide = x.shape[2], single(x.dtype)  # in bfloat16, a sum of ones ends at 256
     used = k if torch.compiler.is_exporting() else min(s, k)  # an export has one number of slots for all lengths
     if keep is None and not torch.compiler.is_exporting():
         if s <= k:
             return Slots(x, None, None)
         slot = slot_of(*ranks(None, s, x.device), k)[0]
-        size = x.new_zeros(k).index_add(0, slot, x.new_ones(s))
-        total = x.new_zeros(*x.shape[:2], k, x.shape[3]).index_add(2, slot, x)
-        return Slots(total / size[:, None], None, None)
+        size = torch.zeros(k, dtype=wide, device=x.device).index_add(0, slot, torch.ones(s, dtype=wide, device=x.device))
+        total = x.new_zeros(*x.shape[:2], k, x.shape[3], dtype=wide).index_add(2, slot, x.to(wide))
+        return Slots((total / size[:, None]).to(x.dtype), None, None)
     keep = or_true(keep, x)
     slot = slot_of(*ranks(keep, s, x.device), k).masked_fill(~keep, used)
-    size = gather_at(keep[:, None, :, None].to(x.dtype), slot, used)  # (b, 1, u, 1)
-    total = gather_at(blank(x, keep[:, None]), slot, used)  # (b, h, u, d)
-    return Slots(total / size.clamp(min=1), None, size[:, 0, :, 0] > 0)
+    size = gather_at(keep[:, None, :, None].to(wide), slot, used)  # (b, 1, u, 1)
+    total = gather_at(blank(x, keep[:, None]).to(wide), slot, used)  # (b, h, u, d)
+    return Slots((total / size.clamp(min=1)).to(x.dtype), None, size[:, 0, :, 0] > 0)
 
 
 def beside(keys: Tensor, keep: Tensor | None, k: int) -> Tensor | None:

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from linformers import limits
-from linformers.checks import at_least_one, one_of, whole
+from linformers.checks import at_least_one, given, one_of, shown, whole
 from linformers.linearize import modules
-from linformers.linearize.calibrate import Batch, Sample, fit, slots_for
+from linformers.linearize.calibrate import Batch, Sample, check_batches, fit, slots_for
 from linformers.linearize.positions import POSITIONS, check_positions, stretch
 from linformers.linearize.projection import METHODS, check_opening, make_start
 from linformers.linearize.report import Left, Replaced, Report
@@ -135,8 +136,9 @@ def linearize(
           + layers.0.self_attn  k = 32, mean
           + layers.1.self_attn  k = 32, mean
     """
+    check_batches("calibration", calibration)
     plan = Plan(
-        k,
+        int(k) if isinstance(k, Integral) else k,
         max_len,
         method,
         sharing,
@@ -175,8 +177,8 @@ def linearize(
     wanted = [name for name, why in found if not why]
     if not wanted:
         raise ValueError(f"nothing to replace in {type(model).__name__}:\n{report}")
-    if not isinstance(k, int | str) and len(k) != len(wanted):
-        raise ValueError(f"k lists {len(k)} sizes for {len(wanted)} attentions: {', '.join(wanted)}")
+    if not isinstance(plan.k, int | str) and len(plan.k) != len(wanted):
+        raise ValueError(f"k lists {len(plan.k)} sizes for {len(wanted)} attentions: {', '.join(wanted)}")
     with evaluating(model):
         # Before calibration, whose inputs may be this long. With positions="keep" only the bound of rotary positions can change.
         report.positions = "; ".join(filter(None, (stretch(encoder, max_len) for _, encoder in encoders)))
@@ -195,7 +197,11 @@ def check(plan: Plan) -> None:
     one_of("causal", plan.causal, CAUSAL)
     one_of("cross", plan.cross, CROSS)
     one_of("positions", plan.positions, POSITIONS)
-    whole(max_len=plan.max_len, local_window=plan.local_window, open_slots=plan.open_slots, fit_steps=plan.fit_steps)
+    sizes = {name: getattr(plan, name) for name in ("max_len", "local_window", "open_slots", "fit_steps")}
+    given(k=plan.k, share=plan.share, **sizes)
+    whole(block_size=plan.block_size, **sizes)
+    if plan.block_size is not None and plan.causal != "block":
+        raise ValueError(f"block_size={plan.block_size} has no meaning with causal={plan.causal!r}; use causal='block'")
     if not isinstance(plan.k, str):
         whole(**({f"k[{i}]": one for i, one in enumerate(plan.k)} if isinstance(plan.k, Sequence) else {"k": plan.k}))
     at_least_one(max_len=plan.max_len)
@@ -229,6 +235,8 @@ def select(found: Sequence[tuple[str, str]], layers: Sequence[int | str] | None)
     """
     if layers is None:
         return list(found)
+    if isinstance(layers, str) or not isinstance(layers, Sequence):
+        raise TypeError(f"layers must be a list of numbers and names, got {shown(layers)}")
     asked: set[str] = set()
     for layer in layers:
         if isinstance(layer, int):
@@ -306,12 +314,12 @@ def _convert_encoder(model: nn.Module, prefix: str, encoder: Any, plan: Plan, wa
             fitted.append(projection.state_dict())
             replaced.append(_replaced(name, k, plan, projection, errors))
     settings = {
-        "max_len": plan.max_len,
+        "max_len": int(plan.max_len),  # of numpy, they could not be written to a file
         "slots": slots,
         "method": plan.method,
         "sharing": plan.sharing,
-        "local_window": plan.local_window,
-        "open_slots": plan.open_slots,
+        "local_window": int(plan.local_window),
+        "open_slots": int(plan.open_slots),
     }
     for new, state in zip(convert(encoder, settings), fitted, strict=True):
         if new is not None and state is not None:

@@ -36,6 +36,8 @@ def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = N
     at_least_one(max_len=max_len, k=k)
     finite(noise=noise)
     not_negative(noise=noise)
+    if any(getattr(part, "owned", None) is not None for part in module.modules()):
+        raise ValueError("this model has the rows of one process only; use linformers.parallel.gather_rows first")
     done: set[int] = set()
 
     def visit(part: nn.Module) -> None:
