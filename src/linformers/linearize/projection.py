@@ -92,7 +92,9 @@ def token_means(x: Tensor, keep: Tensor | None, k: int) -> Slots:
         if s <= k:
             return Slots(x, None, None)
         slot = slot_of(*ranks(None, s, x.device), k)[0]
-        size = torch.zeros(k, dtype=wide, device=x.device).index_add(0, slot, torch.ones(s, dtype=wide, device=x.device))
+        size = torch.zeros(k, dtype=wide, device=x.device).index_add(
+            0, slot, torch.ones(s, dtype=wide, device=x.device)
+        )
         total = x.new_zeros(*x.shape[:2], k, x.shape[3], dtype=wide).index_add(2, slot, x.to(wide))
         return Slots((total / size[:, None]).to(x.dtype), None, None)
     keep = or_true(keep, x)
