@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from numbers import Integral
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from linformers import limits
@@ -18,7 +17,7 @@ from linformers.checks import at_least_one, given, one_of, shown, whole
 from linformers.linearize import modules
 from linformers.linearize.calibrate import Batch, Sample, check_batches, fit, slots_for
 from linformers.linearize.positions import POSITIONS, check_positions, stretch
-from linformers.linearize.projection import METHODS, check_opening, make_start
+from linformers.linearize.projection import METHODS, check_opening, exact_keys, make_start
 from linformers.linearize.report import Left, Replaced, Report
 from linformers.projections.base import Projection
 from linformers.projections.make import SHARINGS
@@ -386,22 +385,3 @@ def _replaced(
         keys = exact_keys(projection, plan.max_len, plan.open_slots, plan.local_window, causal_block)
     before, after = errors or (None, None)
     return Replaced(name, k, how, before, after, keys)
-
-
-def exact_keys(
-    projection: Projection, max_len: int, open_slots: int, local_window: int = 0, causal_block: int = 0
-) -> int:
-    """The most exact keys that a query of the longest input sees.
-
-    Args:
-        projection: the projection whose slots are opened.
-        local_window: positions of a block of exact neighbours; a segment that touches them is opened with all its keys.
-        causal_block: positions of a block of block-causal attention.
-    """
-    found = projection.owners(projection.max_len, None, projection.k, torch.device("cpu"))
-    if found is None:
-        return 0
-    tokens = found[0].flatten().bincount().repeat(max_len // projection.max_len)  # of every slot
-    opened = int(tokens.sort(descending=True).values[:open_slots].sum())
-    touching = 2 * (int(tokens.max()) - 1) if local_window else 0
-    return min(max_len, 2 * causal_block + 3 * local_window + touching + opened)
