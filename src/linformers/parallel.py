@@ -17,8 +17,6 @@ Axes: b batch, n positions, p processes.
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -27,10 +25,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.distributed.device_mesh import DeviceMesh
 
-from linformers.checks import at_least_one, whole
 from linformers.models.stack import Linformer
 from linformers.models.tokens import TokenStack
 from linformers.nn.layer import Layer
+from linformers.ops.division import Part, bounds, too_short
 from linformers.ops.span import Check, Owned, Span, read_by
 from linformers.projections.dense import Dense
 
@@ -73,53 +71,6 @@ def split(x: Tensor, mesh: Group, *, dim: int = 1, multiple: int = 1, length: in
     return Part(dist.get_rank(group), dist.get_world_size(group), multiple, length)(x, dim)
 
 
-@dataclass(frozen=True)
-class Part:
-    """What :func:`split` takes of a sequence, without a process group: in a worker of a loader, for example.
-
-    Attributes:
-        rank: the index of the process among those of the sequence.
-        size: how many they are.
-        multiple, length: as for :func:`split`.
-    """
-
-    rank: int
-    size: int
-    multiple: int = 1
-    length: int | None = None
-
-    def __post_init__(self) -> None:
-        whole(multiple=self.multiple, length=self.length)
-        at_least_one(multiple=self.multiple, length=self.length)
-
-    @property
-    def least(self) -> int:
-        """The shortest sequence of which every process has a position."""
-        return (
-            _bounds(self.length, self.size, self.multiple)[-1][0] if self.length else (self.size - 1) * self.multiple
-        ) + 1
-
-    def __call__(self, x: Tensor, dim: int = 1) -> Tensor:
-        """The positions of ``x`` that belong to the process."""
-        if self.length is not None and x.shape[dim] > self.length:
-            raise ValueError(
-                f"got a sequence of {x.shape[dim]} positions, but length={self.length} is the longest; positions after it would be lost"
-            )
-        bounds = _bounds(self.length or x.shape[dim], self.size, self.multiple)
-        found = [(start, min(stop, x.shape[dim])) for start, stop in bounds]
-        if any(start >= stop for start, stop in found):
-            raise ValueError(_too_short(x.shape[dim], self.size, self.multiple))
-        start, stop = found[self.rank]
-        return x.narrow(dim, start, stop - start)
-
-
-def _bounds(length: int, size: int, multiple: int = 1) -> list[tuple[int, int]]:
-    """The first position of each process, and the one after its last."""
-    units = -(-length // multiple)
-    at = [min(length, units * r // size * multiple) for r in range(size + 1)]
-    return list(pairwise(at))
-
-
 def gather(x: Tensor, mesh: Group, *, dim: int = 1) -> Tensor:
     """The whole sequence, in every process, from the positions that each has. The gradients of all processes add up."""
     group = _group(mesh)
@@ -154,9 +105,9 @@ def own_rows(model: nn.Module, mesh: Group, *, multiple: int = 1) -> None:
         raise ValueError("this model has the rows of its own positions only already; use gather_rows first")
     for module, holder, name in _with_rows(model):
         weight = getattr(module, name)
-        owned = Owned(tuple(_bounds(len(weight), size, multiple)), rank)
+        owned = Owned(tuple(bounds(len(weight), size, multiple)), rank)
         if any(start >= stop for start, stop in owned.bounds):
-            raise ValueError(_too_short(len(weight), size, multiple))
+            raise ValueError(too_short(len(weight), size, multiple))
         start, stop = owned.bounds[rank]
         setattr(module, name, nn.Parameter(weight.detach()[start:stop].clone(), weight.requires_grad))
         holder.owned = module.owned = owned  # type: ignore[assignment]
@@ -240,7 +191,7 @@ class _Meeting:
             self._fail(failed)
         lengths = found["length"]
         if not all(lengths):
-            raise ValueError(_too_short(sum(lengths), len(lengths)))
+            raise ValueError(too_short(sum(lengths), len(lengths)))
         for name, what in (
             ("batch", "batches of different sizes"),
             ("gradients", "passes with gradients (1) and without (0)"),
@@ -391,12 +342,3 @@ def _group(mesh: Group) -> dist.ProcessGroup:
             'mesh["sequence"]'
         )
     return mesh.get_group()
-
-
-def _too_short(length: int, size: int, multiple: int = 1) -> str:
-    blocks = "" if multiple == 1 else f", {-(-length // multiple)} blocks of {multiple},"
-    each = "position" if multiple == 1 else "block"
-    return (
-        f"got a sequence of {length} positions{blocks} for {size} processes; each needs at least one {each}: use fewer "
-        "processes, or longer sequences"
-    )
