@@ -38,9 +38,9 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
     frequent, loss = dict(known).get(FREQUENCIES, {}), results.get("loss")
     if classify and is_number(loss) and loss > WORSE * frequent.get("loss", loss):
         learned = own > frequent.get(key, own)
+        why = f"it is overconfident; {calibration(results)}" if learned else "it has learned nothing yet"
         sentences.append(
-            f"its probabilities are worse than the {FREQUENCIES} (loss {loss:.3f} against {frequent['loss']:.3f}): it is "
-            f"overconfident{'' if learned else ', or has learned nothing yet'}; {calibration(results)}"
+            f"its probabilities are worse than the {FREQUENCIES} (loss {loss:.3f} against {frequent['loss']:.3f}): {why}"
         )
     return sentences + [f"{one}: {scores['note']}" for one, scores in known if scores.get("note")]
 
@@ -68,15 +68,16 @@ def advice(results: Mapping[str, Any]) -> str:
 
 def had(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run that :func:`advice` depends on."""
-    names = ("patience", "dropout", "source", "max_steps")
+    names = ("patience", "dropout", "source", "max_steps", "label_smoothing")
     return {name: settings[name] for name in names if settings.get(name) is not None}
 
 
 def calibration(results: Mapping[str, Any]) -> str:
     """What helps an overconfident classifier."""
-    if not results.get("had", {}).get("patience"):
+    own = results.get("had", {})
+    if not own.get("patience"):
         return "--patience 3 keeps the weights from before it became so"
-    return "a lower --learning-rate or --label-smoothing 0.1 helps"
+    return f"a lower --learning-rate{'' if own.get('label_smoothing') else ' or --label-smoothing 0.1'} helps"
 
 
 def listed(*words: str) -> str:
