@@ -1,9 +1,12 @@
-"""``classify`` and ``embed``: texts and JSON lines in, answers in order out."""
+"""``classify`` and ``embed``: texts, JSON lines and tables in, answers in order out."""
 
+import datetime
 import io
 import json
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from training_cases import run
 
@@ -36,6 +39,43 @@ def test_json_lines_keep_their_fields(out, tmp_path, capsys, monkeypatch):
     said = capsys.readouterr()
     assert [json.loads(line)["text"] for line in said.out.splitlines()] == TEXTS
     assert "1 of 3 texts were cut to 24 tokens; --long windows reads all of them" in said.err
+
+
+def test_tables_have_a_column_of_texts_and_keep_the_others(out, tmp_path, capsys):
+    """The first line of a table names its columns, and is no text."""
+    expected = classify(load_run(out), TEXTS)
+    tables = {name: tmp_path / f"new.{name}" for name in ("csv", "tsv", "parquet")}
+    for name, separator in (("csv", ","), ("tsv", "\t")):
+        lines = [separator.join(row) for row in (("id", "text"), *((str(i), text) for i, text in enumerate(TEXTS)))]
+        tables[name].write_text("\n".join(lines))
+    pq.write_table(pa.table({"id": [datetime.date(2026, 1, 1)] * 3, "text": TEXTS}), tables["parquet"])
+    for name, path in tables.items():
+        assert launch("classify", str(out), "--file", str(path)) == 0
+        found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        ids = ["2026-01-01"] * 3 if name == "parquet" else ["0", "1", "2"]
+        for i, answer, one in zip(range(3), expected, found, strict=True):
+            assert one == {"id": ids[i], "text": TEXTS[i], **answer}
+        assert launch("embed", str(out), "--file", str(path), "--out", str(tmp_path / "v.npy")) == 0
+        assert len(np.load(tmp_path / "v.npy")) == 3
+        capsys.readouterr()
+    for path, column, message in (
+        (tables["csv"], "body", "new.csv, line 2 has no column 'body'; it has 'id', 'text': choose with --column"),
+        (tmp_path / "none.csv", "text", "none.csv: there is no such file"),
+    ):
+        assert launch("classify", str(out), "--file", str(path), "--column", column) == 1
+        assert message in capsys.readouterr().err.replace("\n", " ")
+    tables["csv"].write_text("id,text\n")
+    assert launch("classify", str(out), "--file", str(tables["csv"])) == 1
+    assert "new.csv has no text" in capsys.readouterr().err
+
+
+def test_blank_lines_are_counted(out, tmp_path, capsys):
+    """Rows of vectors are then not lines of the file."""
+    path = tmp_path / "new.txt"
+    path.write_text("apple\n\n \nplum\n")
+    assert launch("embed", str(out), "--file", str(path), "--out", str(tmp_path / "v.npy")) == 0
+    assert "note: 2 of 4 lines are blank, and left out" in capsys.readouterr().err
+    assert len(np.load(tmp_path / "v.npy")) == 2
 
 
 def test_files_of_other_systems(out, tmp_path, capsys):
@@ -89,6 +129,6 @@ def test_errors(out, tmp_path, capsys):
             assert launch(command, str(out), "--file", str(lines), *options) == 1
             assert message in " ".join(capsys.readouterr().err.split())
     assert launch("classify", str(out), "a", "--column", "text") == 1
-    assert "--column is for JSON lines, and texts were given" in capsys.readouterr().err
+    assert "--column is for JSON lines and tables, and texts were given" in capsys.readouterr().err
     assert launch("embed", str(out), "a", "--out", "vectors.bin") == 1
     assert "--out must end in .npy, got vectors.bin" in capsys.readouterr().err

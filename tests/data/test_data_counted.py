@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from data_cases import make_rows, prepare_labelled, prepare_text
 
-from linformers.data import IGNORED, Examples, counted_baselines, load, prepare
+from linformers.data import IGNORED, Examples, counted_baselines, load, prepare, several_baseline
 from linformers.data import counted as counted_module
 from linformers.data.neighbours import UNKNOWN, Neighbours, beside
 from linformers.data.ngrams import NGrams, discounts
@@ -156,6 +156,25 @@ def test_words_tell_classes(tmp_path):
     assert found["accuracy"] == 1
     assert 0 < found["loss"] < 0.2
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+
+
+def test_words_tell_several_classes(tmp_path):
+    """Each class has a regression of its own; one that no training text lacks is certain."""
+    words = {"a": "apple", "b": "bread"}
+    rows = [
+        {"text": f"thing {i} " + " ".join(words[name] for name in own), "label": ["all", *own]}
+        for i, own in enumerate(["", "a", "b", "ab"] * 15)
+    ]
+    prepared = prepare([make_rows(tmp_path / "rows.jsonl", rows)], tmp_path / "out", kind="labelled", tokenizer="words")
+    examples = Examples(prepared, "test", "classify", max_length=9)
+    (found,) = counted_baselines(examples)
+    assert (found["accuracy"], found["f1"], found["exact"]) == (1, 1, 1)
+    assert 0 < found["loss"] < several_baseline(examples)["loss"] / 4
+    assert counted_baselines(examples) == [found]  # as it was kept
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("linformers.data.word_counts.FEW", 2)
+        (prepared.directory / counted_module.CACHE).unlink()
+        assert counted_baselines(examples)[0]["exact"] == 1
 
 
 @pytest.mark.parametrize("task", ["clm", "mlm", "classify"])

@@ -134,7 +134,9 @@ def test_json_lines_and_tables_have_columns(tmp_path):
         ("a.jsonl", "[1, 2]", {}, r"a.jsonl, line 1 is not a JSON object but '\[1, 2\]'"),
         ("a.jsonl", '{"text": ["x"]}', {}, "line 1, column 'text' is a list, not a text"),
         ("a.csv", "text,b\nx\n", {}, "a.csv, line 2 has another number of values than the 2 columns"),
-        ("a.csv", 'text,b\n"x"y,z\n', {}, "a.csv, line 2 is not a table"),
+        ("a.csv", 'text,b\n"x"y,z\n', {}, "a.csv, line 2 is not a table with commas between the values"),
+        ("a.csv", "text,label\nx, \n", {"kind": "labelled"}, "line 2, column 'label' is empty; every document needs"),
+        ("a.jsonl", '{"text": "x", "label": NaN}', {"kind": "labelled"}, "line 1, column 'label' is empty; every"),
         ("a.csv", "text,label\nx,\n", {"kind": "labelled"}, "line 2, column 'label' is empty; every document needs"),
         ("a.csv", "text\nx\n", {"kind": "labelled"}, "no column 'label'; it has 'text': choose with --label-column"),
         ("a.csv", "text\nx\n", {"kind": "pairs"}, "no column 'target'; it has 'text': choose with --target-column"),
@@ -151,6 +153,28 @@ def test_columns_make_pairs_and_classes(tmp_path):
     source = make_rows(tmp_path / "a.jsonl", [{"de": "eins", "en": "one", "class": 1}])
     assert read(source, "pairs", column="de", target_column="en")[0][0].target == "one"
     assert read(source, "labelled", column="de", label_column="class")[0][0].label == "1"
+
+
+def test_spaces_around_a_label_and_missing_numbers(tmp_path):
+    """They are neither other classes nor texts."""
+    (tmp_path / "a.csv").write_text("text,label\n one ,good\ntwo, good \n")
+    assert {(record.text, record.label) for record in read(tmp_path / "a.csv", "labelled")[0]} == {
+        (" one ", "good"),
+        ("two", "good"),
+    }
+    (tmp_path / "b.jsonl").write_text('{"text": NaN, "label": 1}\n{"text": "x", "label": 0.5}\n')
+    found, reading, _ = read(tmp_path / "b.jsonl", "labelled")
+    assert [(record.text, record.label) for record in found] == [("x", "0.5")]
+    assert reading.blank == 1
+
+
+def test_a_readme_beside_tables_has_no_class_and_is_left_out(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "README.md").write_text("about the data")
+    make_rows(tmp_path / "a" / "rows.jsonl", [{"text": "row", "label": "x"}])
+    found, _, corpus = read(tmp_path / "a", "labelled")
+    assert [record.label for record in found] == ["x"]
+    assert corpus.notes == ("1 files left out: texts, because they have no class",)
 
 
 def test_a_folder_with_texts_and_tables_gives_what_is_wanted(tmp_path):
@@ -290,7 +314,7 @@ def test_a_column_of_labels_that_is_not_used_is_named(tmp_path):
     for name in ("a.csv", "b.jsonl"):
         _, _, corpus = read(tmp_path / name)
         assert any("has a column 'label', which is not used" in note for note in corpus.notes)
-        assert any("--kind labelled, or --label-column" in note for note in corpus.notes)
+        assert any("train --task classify, or prepare --kind labelled" in note for note in corpus.notes)
     for options in ({"kind": "labelled"}, {"column": "label"}):
         _, _, corpus = read(tmp_path / "a.csv", **options)
         assert not corpus.notes

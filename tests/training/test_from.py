@@ -10,7 +10,7 @@ from training_cases import SENTENCES, crash_at, run, weights
 from linformers.data.vocabulary import train_tokenizer
 from linformers.hf import LinformerConfig, LinformerForMaskedLM, LinformerForSequenceClassification
 from linformers.linearize import linearize
-from linformers.training import Settings, classify, fill_mask, load_run, train
+from linformers.training import Settings, classify, embed, fill_mask, load_run, train
 
 FINE = {"max_steps": 2, "eval_steps": 1, "batch_size": 8, "eval_batches": 1}
 SIZES = {
@@ -222,6 +222,15 @@ def test_a_source_with_another_tokeniser_fails_before_text_is_prepared(tokens, m
     with pytest.raises(ValueError, match=message):
         train(Settings(source=str(tmp_path / "bare"), data=(str(table),), task="classify"), tmp_path / "run")
     assert "preparing" not in capsys.readouterr().err
+
+
+def test_an_encoder_without_its_tokeniser_is_refused(sources, table, tmp_path):
+    """transformers makes a tokeniser for it that knows special tokens alone, so that every word would be unknown."""
+    shutil.copytree(sources / "bert", tmp_path / "bert", ignore=shutil.ignore_patterns("*token*"))
+    with pytest.raises(ValueError, match=r"needs a tokeniser beside the weights: .*files of the tokeniser are missing"):
+        fine(tmp_path / "bert", table, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"the files of the tokeniser are missing from .*bert"):
+        embed(tmp_path / "bert", ["a text"])
 
 
 def test_nothing_to_train_is_refused(sources, text, tmp_path):

@@ -53,7 +53,9 @@ def test_in_batches_as_alone(trained, monkeypatch):
     monkeypatch.setattr(texts_module, "TOKENS", 30)
     told = []
     found = classify(trained, TEXTS, batch_size=2, seen=told.append)
-    assert told == [3, 5]
+    assert told == sorted(told)
+    assert {3, 5} <= set(told)
+    assert len(told) > 4  # once for every batch: a single long text takes many
     for text, answer in zip(TEXTS, found, strict=True):
         shares, lengths = by_hand(trained, text)
         assert list(answer["scores"].values()) == pytest.approx(np.average(shares, axis=0, weights=lengths), abs=1e-5)

@@ -13,10 +13,10 @@ import pytest
 import torch
 from training_cases import TASKS, crash_at, rows, run, settings, weights
 
-from linformers.training import classify, evaluate, fill_mask, generate, load_run, train
+from linformers.training import Settings, classify, evaluate, fill_mask, generate, load_run, train
 from linformers.training.batch_order import Batches, loader
 from linformers.training.evaluation import class_report
-from linformers.training.sources import Collate, examples_of
+from linformers.training.sources import Collate, examples_of, unread
 from linformers.training.stopping import best_row, is_stale
 
 
@@ -127,6 +127,14 @@ def test_results_count_the_texts_that_were_cut(task, data, tmp_path, capsys):
     assert opened.results["texts_cut"] == cut > 0
     longer = "sources and targets are longer than 7 and 7" if task == "seq2seq" else "texts are longer than 7"
     assert f"note: {cut} of {sum(map(len, lengths))} test {longer} tokens and are cut" in said
+
+
+def test_a_small_share_of_the_text_is_not_called_none():
+    class Few(list):
+        cut, unseen, part = 1, 0.001, "train"
+
+    said = unread(Few(range(300)), Settings(task="classify", n=7))
+    assert said.startswith("1 of 300 train texts are longer than 7 tokens and are cut: less than 1% of the text is")
 
 
 def test_the_report_by_class():

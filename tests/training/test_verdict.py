@@ -31,25 +31,47 @@ def test_classes_are_measured_by_accuracy_and_overconfidence_is_named():
     results = {"task": "classify", "loss": 1.2, "perplexity": 3.3, "accuracy": 0.633, "unseen": 0.4, "baseline": base}
     first, second = verdict({**results, "baselines": [words]})
     assert first.startswith(
-        "not ahead of TF-IDF regression: accuracy 63.3 % against 86.6 %; try a larger --n (the model"
+        "not ahead of TF-IDF regression: accuracy 63.3 % against 86.6 %; try a larger --n or --long windows (the model"
     )
     assert "never reads 40% of the text" in first
-    assert "--from a run that was trained on text (mlm)" in first
-    assert second.startswith("its probabilities are worse than the frequencies alone (loss 1.200 against 0.690)")
+    assert "--from a run of mlm or an encoder" in first
+    assert second.startswith(
+        "its probabilities are worse than the frequencies alone (loss 1.200 against 0.690): it is overconfident; "
+    )
     assert verdict({**results, "loss": 0.3, "accuracy": 0.9, "baselines": [words]}) == [
         "ahead of TF-IDF regression: accuracy 90.0 % against 86.6 %"
     ]
+    untrained = {**results, "accuracy": 0.5, "baselines": [words]}
+    assert verdict(untrained)[1].endswith("(loss 1.200 against 0.690): it has learned nothing yet")
+    assert len(verdict({**untrained, "loss": 0.693})) == 1
+
+
+def test_a_perfect_model_is_given_no_advice():
+    results = {"task": "classify", "loss": 0.1, "accuracy": 1.0, "baseline": {"loss": 0.7, "accuracy": 1.0}}
+    assert verdict(results) == ["level with frequencies alone: accuracy 100.0 % against 100.0 %"]
+    (said,) = verdict({**results, "accuracy": 0.9, "baseline": {"loss": 0.7, "accuracy": 0.9}})
+    assert said.startswith("level with frequencies alone: accuracy 90.0 % against 90.0 %; try ")
+
+
+def test_more_updates_are_advised_where_the_last_weights_were_the_best():
+    base = {"loss": 2.0, "accuracy": 0.9}
+    results = {"task": "classify", "loss": 0.5, "accuracy": 0.8, "baseline": base, "step": 100}
+    had = {"patience": 5, "dropout": 0.1, "source": "run", "max_steps": 100}
+    said = "try more --epochs or --max-steps (the last weights were the best), or more texts"
+    assert verdict({**results, "had": had})[0].endswith(said)
+    assert verdict({**results, "step": 40, "had": had})[0].endswith("try more texts")
 
 
 def test_nothing_is_advised_that_the_run_had():
-    base = {"loss": 0.6, "perplexity": 1.8, "accuracy": 0.9}
-    results = {"task": "classify", "loss": 1.2, "perplexity": 3.3, "accuracy": 0.6, "baseline": base}
+    base, words = {"loss": 0.6, "perplexity": 1.8, "accuracy": 0.5}, {"name": "words", "accuracy": 0.9}
+    results = {"task": "classify", "loss": 1.2, "accuracy": 0.6, "baseline": base, "baselines": [words]}
     had = {"patience": 3, "dropout": 0.1, "source": "run"}
     first, second = verdict({**results, "had": had})
     assert first.endswith("90.0 %; try more texts")
     assert second.endswith("a lower --learning-rate or --label-smoothing 0.1 helps")
+    assert verdict({**results, "had": {**had, "label_smoothing": 0.1}})[1].endswith("a lower --learning-rate helps")
     first, second = verdict({**results, "had": {"patience": 0, "dropout": 0.0}})
-    assert first.endswith("try --from a run that was trained on text (mlm), --patience 3 (it keeps the weights of the "
+    assert first.endswith("try --from a run of mlm or an encoder, --patience 3 (it keeps the weights of the "
                           "best evaluation), --dropout 0.1, or more texts")  # fmt: skip
     assert second.endswith("--patience 3 keeps the weights from before it became so")
     (said,) = verdict(text(5.0, 500.0, had={"source": "run"}))
@@ -58,7 +80,8 @@ def test_nothing_is_advised_that_the_run_had():
 
 def test_results_say_what_the_run_had(data, tmp_path):
     found = run("classify", data["classify"], tmp_path / "run", max_steps=1)
-    assert found["had"] == load_run(tmp_path / "run").results["had"] == {"patience": 5, "dropout": 0.1}
+    expected = {"patience": 5, "dropout": 0.1, "max_steps": 1, "label_smoothing": 0.1}
+    assert found["had"] == load_run(tmp_path / "run").results["had"] == expected
 
 
 def test_several_classes_are_measured_by_f1():

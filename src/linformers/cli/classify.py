@@ -22,13 +22,13 @@ def classify(
 ) -> None:
     """Predict the class of texts, with a run of the task classify.
 
-    Texts are arguments, lines of a file or of standard input, or JSON lines, whose other fields are kept in the output.
+    Texts are arguments, lines of a file or of standard input, JSON lines, or rows of a table; other fields and columns are kept in the output.
 
     Example: linformers classify run "[MAX 2 9 [MIN 4 7 ] 0 ]"
 
     Example: cat reviews.txt | linformers classify run --json
 
-    Example: linformers classify run --file new.jsonl --column review > answers.jsonl
+    Example: linformers classify run --file new.csv --column review > answers.jsonl
 
     Parameters
     ----------
@@ -37,11 +37,11 @@ def classify(
     texts
         Texts.
     file
-        A file with one text on each line, or JSON lines (.jsonl).
+        A file with one text on each line, JSON lines (.jsonl), or a table (.csv, .tsv, .parquet).
     column
-        The field with the text, in JSON lines; by default "text".
+        The field or column with the text, in JSON lines and tables; by default "text".
     json
-        Print one JSON object for each text, with the probabilities of all classes; always for JSON lines.
+        Print one JSON object for each text, with the probabilities of all classes; always for JSON lines and tables.
     long
         Texts that are longer than the model takes: cut them, or average the probabilities of windows; by default as in the run's test.
     batch_size
@@ -67,7 +67,7 @@ def classify(
             cut += answer["cut"]
             if json or rows is not None:
                 row = {"text": given[i]} if rows is None else rows[i]
-                print(encoding.dumps(joined(row, answer), ensure_ascii=False))
+                print(encoding.dumps(joined(row, answer), ensure_ascii=False, default=str))
             else:
                 several = answer.get("labels")
                 label = answer["label"] if several is None else ",".join(several) or "-"

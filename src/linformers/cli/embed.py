@@ -23,7 +23,7 @@ def embed(
 ) -> None:
     """Embed texts: the vector of a text is the mean of the model's features over its tokens, as in sentence-transformers.
 
-    Texts are arguments, lines of a file or of standard input, or JSON lines.
+    Texts are arguments, lines of a file or of standard input, JSON lines, or rows of a table.
 
     Example: linformers embed run --file sentences.txt --out sentences.npy
 
@@ -38,9 +38,9 @@ def embed(
     out
         A .npy file to write, one row for each text; by default JSON lines are printed.
     file
-        A file with one text on each line, or JSON lines (.jsonl).
+        A file with one text on each line, JSON lines (.jsonl), or a table (.csv, .tsv, .parquet).
     column
-        The field with the text, in JSON lines; by default "text".
+        The field or column with the text, in JSON lines and tables; by default "text".
     normalize
         Give every vector the length 1.
     long
@@ -75,7 +75,7 @@ def embed(
     if out is None:
         for i, vector in enumerate(vectors.tolist()):
             row = {"text": given[i]} if rows is None else rows[i]
-            print(encoding.dumps({**row, "embedding": vector}, ensure_ascii=False))
+            print(encoding.dumps({**row, "embedding": vector}, ensure_ascii=False, default=str))
         return
     with whole_file(out) as aside:
         np.save(aside, vectors)

@@ -1,10 +1,12 @@
-"""Texts for a command: from its arguments, a file with one on each line, JSON lines, or standard input."""
+"""Texts for a command: from its arguments, a file with one on each line, JSON lines, a table, or standard input."""
 
 import sys
 from pathlib import Path
 from typing import Any
 
-from linformers.data.finding import JSON_LINES
+from linformers.data.files import Layout, as_record, table_of
+from linformers.data.finding import JSON_LINES, PARQUET, TABLES, Found
+from linformers.data.records import Reading
 from linformers.files import checked
 from linformers.files.checked import parse, read_text
 from linformers.files.whole import reason
@@ -41,9 +43,13 @@ def read_lines(file: Path | None) -> dict[int, str]:
         raise ValueError(f"standard input is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise OSError(f"cannot read {file}: {reason(error)}") from error
-    if found := {i: line for i, line in enumerate(whole.split("\n"), 1) if line.strip()}:
-        return found
-    raise ValueError(f"{file or 'standard input'} has no text")
+    lines = whole.removesuffix("\n").split("\n")
+    found = {i: line for i, line in enumerate(lines, 1) if line.strip()}
+    if not found:
+        raise ValueError(f"{file or 'standard input'} has no text")
+    if blank := len(lines) - len(found):  # answers are counted by texts, not by lines
+        print(f"note: {blank} of {len(lines)} lines are blank, and left out", file=sys.stderr)
+    return found
 
 
 def read_input() -> str:
@@ -55,16 +61,19 @@ def read_input() -> str:
 
 
 def read_rows(texts: tuple[str, ...], file: Path | None, column: str | None) -> tuple[list[str], list[Row] | None]:
-    """The texts for a command and, if they are in JSON lines, the objects that contain them.
+    """The texts for a command and, if they are in JSON lines or in a table, the objects or rows that contain them.
 
-    Lines are read as JSON if a column is named, or if the name of the file ends in .jsonl, .ndjson or .json.
+    The name of a file says what it is: a table (.csv, .tsv, .parquet), or JSON lines (.jsonl, .ndjson, .json). Other lines are read as JSON if a
+    column is named.
 
     Raises:
         ValueError: if there are none, if a line is not a JSON object, or has no text in the column.
         OSError: if the file cannot be read.
     """
     if texts and column is not None:
-        raise ValueError("--column is for JSON lines, and texts were given; leave one of them out")
+        raise ValueError("--column is for JSON lines and tables, and texts were given; leave one of them out")
+    if file is not None and not texts and Found(file).form in {*TABLES, *PARQUET}:
+        return table_rows(file, column)
     if texts or (column is None and (file is None or file.suffix.lower() not in JSON_LINES)):
         return read_texts(texts, file), None
     name = column or "text"
@@ -82,3 +91,18 @@ def read_rows(texts: tuple[str, ...], file: Path | None, column: str | None) -> 
             raise ValueError(f"{place} has no text in {name!r}; it has {has}: choose with --column")
         rows.append(row)
     return [row[name] for row in rows], rows
+
+
+def table_rows(file: Path, column: str | None) -> tuple[list[str], list[Row]]:
+    """The texts of a table, and its rows."""
+    if not file.exists():
+        raise OSError(f"cannot read {file}: there is no such file")
+    layout = Layout(column=column)
+    found: list[str] = []
+    rows: list[Row] = []
+    for place, row in table_of(Found(file), layout, Reading()):
+        found.append(as_record(row, f"{file}, {place}", "text", layout).text)
+        rows.append(row)
+    if not rows:
+        raise ValueError(f"{file} has no text")
+    return found, rows

@@ -20,14 +20,16 @@ from linformers.data.neighbours import UNKNOWN, Neighbours
 from linformers.data.ngrams import NGrams
 from linformers.data.prepared import Prepared
 from linformers.data.records import Part
+from linformers.data.several import f1_of
 from linformers.data.store import Documents
-from linformers.data.word_counts import WordCounts
+from linformers.data.word_counts import SeveralWordCounts, WordCounts
 from linformers.extras import install
 from linformers.files.checked import fields, named, number, read_object, text
 from linformers.files.whole import write_json
 from linformers.labels import IGNORED
 
 VERSION = 1  # of the methods: results of another one are not reused
+WORDS = "TF-IDF regression"
 CACHE = "baselines.json"  # in a prepared directory
 COUNTED = 5_000_000  # tokens that are counted, and that n-grams are tested on
 MASKED = 400_000  # masked tokens that neighbours are tested on
@@ -35,7 +37,7 @@ READ = 20_000_000  # tokens of texts whose words are counted
 ORDER, ORDER_OF_BYTES, FEW = 5, 8, 1000  # longer n-grams for vocabularies of fewer than 1,000 tokens, such as bytes
 OF_BASELINE = fields(
     {"name": text(), "loss": number(), "perplexity": number(0, finite=False), "accuracy": number(0, 1)},
-    {"note": text()},
+    {"note": text(), "f1": number(0, 1), "exact": number(0, 1)},
 )
 Baseline = dict[str, Any]
 Tell = Callable[[str], None]
@@ -45,9 +47,9 @@ def counted_baselines(examples: Examples, tell: Tell = lambda what: None) -> lis
     """The scores of the count-based baseline of a task, at the scored positions of ``examples`` in epoch 0.
 
     For ``"clm"`` an interpolated n-gram model that sees the preceding tokens of the same example; for ``"mlm"`` what the two neighbours of a
-    token predict; for ``"classify"`` logistic regression on TF-IDF of words and pairs of words, over whole texts. Only the training part is
-    counted; the validation part chooses the penalty of the regression. There is no baseline for ``"seq2seq"``, for texts
-    with several classes, for the training part, and where all training texts have one class. Very large parts are sampled; ``note`` then says so.
+    token predict; for ``"classify"`` logistic regression on TF-IDF of words and pairs of words, over whole texts; where they can have several
+    classes, one for each class. Only the training part is counted; the validation part chooses the penalty of the regression. There is no
+    baseline for ``"seq2seq"``, for the training part, and where all training texts have one class. Very large parts are sampled; ``note`` then says so.
 
     The results are kept in the prepared directory, if it can be written.
 
@@ -56,10 +58,10 @@ def counted_baselines(examples: Examples, tell: Tell = lambda what: None) -> lis
         tell: called with a line about the work, unless its result was kept.
 
     Returns:
-        ``{"name", "loss", "perplexity", "accuracy"}``, and ``"note"`` where something was sampled.
+        ``{"name", "loss", "perplexity", "accuracy"}``, ``"f1"`` and ``"exact"`` for texts with several classes, and ``"note"`` where something was
+        sampled.
     """
-    several = examples.task == "classify" and examples.prepared.several
-    if examples.part == "train" or examples.task == "seq2seq" or several:
+    if examples.part == "train" or examples.task == "seq2seq":
         return []
     directory, key = examples.prepared.directory, identity(examples)
     if (kept := read_cache(directory).get(key)) is not None:
@@ -156,14 +158,25 @@ def by_words(examples: Examples, tell: Tell) -> Baseline | None:
         return None
     tell(f"logistic regression on the words of {len(texts):,} texts, to compare with")
     held_out = read_texts(prepared, "validation")[:2] if prepared.count("validation") else None
-    model = WordCounts(texts, classes, len(prepared.labels), held_out)
     tested, right, also = read_texts(prepared, examples.part)
     scores = Scores()
+    if prepared.several:
+        rows = prepared.set_rows
+        chosen_by = None if held_out is None else (held_out[0], rows[held_out[1]])
+        held = rows[right]
+        shares = SeveralWordCounts(texts, rows[classes], chosen_by)(tested)
+        guessed = shares > 0.5
+        scores.add(np.where(held, shares, 1 - shares).ravel(), (guessed == held).ravel())
+        return scores.named(WORDS, sampled + also) | {
+            "f1": f1_of(int((guessed & held).sum()), int(guessed.sum()), int(held.sum())),
+            "exact": float((guessed == held).all(1).mean()),
+        }
+    model = WordCounts(texts, classes, len(prepared.labels), held_out)
     for begin in range(0, len(tested), 4096):
         shares = model(tested[begin : begin + 4096])
         own = right[begin : begin + 4096]
         scores.add(shares[np.arange(len(own)), own], shares.argmax(1) == own)
-    return scores.named("TF-IDF regression", sampled + also)
+    return scores.named(WORDS, sampled + also)
 
 
 class Scores:

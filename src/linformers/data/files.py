@@ -55,7 +55,7 @@ def files(sources: Sequence[str], kind: Kind, layout: Layout, targets: Sequence[
     at_least_one(document_size=layout.document_size)
     notes: list[str] = []
     named = layout.column or layout.label_column or layout.target_column
-    found = find_all(sources, named is not None, notes)
+    found = find_all(sources, named is not None, notes, labelled=kind == "labelled")
     if kind == "labelled":
         found = with_classes(found)
     identity: dict[str, Any] = {"source": "files", "files": identities(found)}
@@ -150,8 +150,8 @@ def unused_columns(tables: Sequence[Found], kind: Kind, layout: Layout) -> list[
     if "label" not in row:
         return []
     return [
-        f"{tables[0].path} has a column 'label', which is not used: this is plain text; for texts with classes, prepare it with "
-        "--kind labelled, or --label-column for another column"
+        f"{tables[0].path} has a column 'label', which is not used: the texts alone are read; to learn the classes, give train --task classify, "
+        "or prepare --kind labelled"
     ]
 
 
@@ -245,8 +245,12 @@ def as_labels(value: Any, place: str, separator: str | None) -> tuple[str, ...]:
 
 
 def as_text(value: Any, place: str, required: bool) -> str:
-    """A value of a table as text; missing values are empty, unless one is required."""
-    if value is None or value == "":
+    """A value of a table as text; missing values, NaN among them, are empty, unless one is required: a label, without spaces around it."""
+    if value is None or value != value:
+        value = ""
+    if required and isinstance(value, str):
+        value = value.strip()
+    if value == "":
         if required:
             raise ValueError(f"{place} is empty; every document needs a label")
         return ""
@@ -291,4 +295,7 @@ def csv_rows(one: Found, layout: Layout, reading: Reading) -> Iterator[tuple[str
                 )
             yield f"line {table.line_num}", row
     except csv.Error as error:
-        raise ValueError(f"{one.path}, line {table.reader.line_num} is not a table ({error})") from error
+        between = "tabs" if one.form == ".tsv" else "commas"
+        raise ValueError(
+            f"{one.path}, line {table.reader.line_num} is not a table with {between} between the values ({error})"
+        ) from error

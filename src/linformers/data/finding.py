@@ -140,8 +140,12 @@ def is_below(path: str, folder: str) -> bool:
     return path == folder or path.startswith(os.path.join(folder, ""))
 
 
-def find_all(sources: Sequence[str], tables: bool, notes: list[str]) -> list[Found]:
-    """The files of all sources, each once; if there are texts and tables, only the tables with ``tables``, otherwise only the texts."""
+def find_all(sources: Sequence[str], tables: bool, notes: list[str], *, labelled: bool = False) -> list[Found]:
+    """The files of all sources, each once; if there are texts and tables, only the tables with ``tables``, otherwise only the texts.
+
+    Args:
+        labelled: documents have classes: texts without one, such as a README beside tables, are not read either.
+    """
     found: dict[Path, Found] = {}
     for source in sources:
         for one in find(source, notes):
@@ -149,8 +153,10 @@ def find_all(sources: Sequence[str], tables: bool, notes: list[str]) -> list[Fou
     everything = list(found.values())
     plain = [one for one in everything if one.plain]
     if 0 < len(plain) < len(everything):
-        chosen = [one for one in everything if not one.plain] if tables else plain
-        what = "texts, because columns are named" if tables else "tables, because no column is named"
+        classless = labelled and all(one.label is None for one in with_classes(plain))
+        chosen = [one for one in everything if not one.plain] if tables or classless else plain
+        why = "columns are named" if tables else "they have no class"
+        what = f"texts, because {why}" if tables or classless else "tables, because no column is named"
         notes.append(f"{len(everything) - len(chosen)} files left out: {what}")
         return chosen
     return everything

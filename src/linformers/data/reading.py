@@ -48,7 +48,7 @@ def chunks(path: Path, errors: Errors, reading: Reading) -> Iterator[str]:
                 place = offset - kept + error.start
                 raise ValueError(
                     f"{path} is not UTF-8: byte {error.object[error.start]:#04x} at offset {place}; "
-                    f"convert the file, or give --errors replace"
+                    f"convert it to UTF-8, or prepare it with --errors replace"
                 ) from error
             offset += len(chunk)
             reading.done = before + raw.tell()

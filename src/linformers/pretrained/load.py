@@ -180,4 +180,7 @@ def load_tokenizer(directory: Path) -> Any:
         # Most of its files are not read before the first text.
         tokenizer.decode(tokenizer.encode("a b", verbose=False))
         tokenizer("a b", truncation=True, max_length=8)
-        return tokenizer
+    # Without files, transformers makes one of the type of the model that knows its special tokens alone.
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ValueError(f"the files of the tokeniser are missing from {directory}; copy them there")
+    return tokenizer

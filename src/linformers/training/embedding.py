@@ -49,7 +49,7 @@ def embed(
         normalize: give every vector the length 1, so that the product of two is their cosine.
         long: cut texts that are longer than the model takes, or run overlapping windows and average.
         batch_size: the most pieces of a batch.
-        seen: called with the number of texts that are done.
+        seen: called after every batch with the number of texts that are done.
         tell: called with a note if texts were cut.
 
     Raises:

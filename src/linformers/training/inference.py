@@ -204,7 +204,7 @@ def classify(
         long: cut texts that are longer than the model takes, or run overlapping windows and average their probabilities; None does as
             the run's test did.
         batch_size: the most texts of a batch.
-        seen: called with the number of texts that are done.
+        seen: called after every batch with the number of texts that are done.
 
     Returns:
         For each ``{"label", "score", "scores", "cut", "windows"}``: the most likely class, its probability, those of all classes,

@@ -252,7 +252,8 @@ def unread(examples: Any, settings: Settings) -> str | None:
     else:
         what = f"{len(examples):,} {examples.part} texts are longer than {settings.n:,} tokens"
         longer = "--n, or --long windows"
-    return f"{examples.cut:,} of {what} and are cut: {examples.unseen:.0%} of the text is never read; for more of it, give a larger {longer}"
+    share = f"{examples.unseen:.0%}" if examples.unseen >= 0.005 else "less than 1%"
+    return f"{examples.cut:,} of {what} and are cut: {share} of the text is never read; for more of it, give a larger {longer}"
 
 
 class Collate:

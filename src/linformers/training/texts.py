@@ -4,6 +4,7 @@ Axes: b pieces of a batch, n positions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -57,7 +58,7 @@ def run_texts(
         long: what to do with a longer text: cut it, or run overlapping windows, and average.
         batch_size: the most pieces of a batch.
         device: of the model.
-        seen: called with the number of texts that are done.
+        seen: called after every batch with the number of texts that are done; pieces of texts count in proportion to their tokens.
 
     Raises:
         ValueError: for a text without a token, before any is run.
@@ -76,10 +77,15 @@ def run_texts(
             [np.concatenate([before, own[start : start + room], after]) for start in places]
             for own, places in zip(some, starts, strict=True)
         ]
-        rows = averaged(windows, model, tokenizer.pad_token_id or 0, batch_size, device)
+        told = partial(tell, seen, begin, len(some))
+        rows = averaged(windows, model, tokenizer.pad_token_id or 0, batch_size, device, told)
         for own, places, row in zip(some, starts, rows, strict=True):
             yield Result(row, len(places), len(places) == 1 and len(own) > room)
-        seen(begin + len(some))
+
+
+def tell(seen: Callable[[int], None], before: int, count: int, share: float) -> None:
+    """Report the progress of ``count`` texts of which a share is done, after ``before`` others."""
+    seen(before + int(share * count))
 
 
 def averaged(
@@ -88,9 +94,10 @@ def averaged(
     pad_id: int,
     batch_size: int,
     device: Any,
+    told: Callable[[float], None] = lambda share: None,
 ) -> list[NDArray[np.float64]]:
-    """The mean output of a model over the windows of each text, weighted by their tokens."""
-    rows = iter(sorted_rows([one for own in windows for one in own], model, pad_id, batch_size, device))
+    """The mean output of a model over the windows of each text, weighted by their tokens; ``told`` is called with the share that is done."""
+    rows = iter(sorted_rows([one for own in windows for one in own], model, pad_id, batch_size, device, told))
     return [np.average([next(rows) for _ in own], axis=0, weights=[len(one) for one in own]) for own in windows]
 
 
@@ -100,10 +107,12 @@ def sorted_rows(
     pad_id: int,
     batch_size: int,
     device: Any,
+    told: Callable[[float], None],
 ) -> list[NDArray[np.float64]]:
     """The outputs of a model for all pieces, in their order; long pieces are run first."""
     order = sorted(range(len(pieces)), key=lambda i: -len(pieces[i]))
     found: list[Any] = [None] * len(pieces)
+    done, tokens = 0, sum(map(len, pieces))
     while order:
         size = max(1, min(batch_size, TOKENS // len(pieces[order[0]])))
         batch, order = order[:size], order[size:]
@@ -112,6 +121,8 @@ def sorted_rows(
             rows = model(torch.from_numpy(input_ids).to(device), torch.from_numpy(mask).to(device))
         for i, row in zip(batch, rows.double().cpu().numpy(), strict=True):
             found[i] = row
+        done += sum(len(pieces[i]) for i in batch)
+        told(done / tokens)
     return found
 
 

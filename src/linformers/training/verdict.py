@@ -6,6 +6,8 @@ from typing import Any, TypeGuard
 FREQUENCIES = "frequencies alone"
 MUCH_UNSEEN = 0.05  # share of the text beyond n tokens from which a larger n is advised
 SOME_DROPOUT = 0.1
+LAST = 0.9  # of the updates; weights from later ones show that training could go on
+WORSE = 1.02  # times the loss of the frequencies, from which probabilities are called worse
 
 
 def against(results: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -28,16 +30,17 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
     sign = 1 if classify else -1
     name, best = max(known, key=lambda one: sign * one[1][key])
     numbers = f"{form.format(scale * own)} against {form.format(scale * best[key])}"
-    sentences = []
-    if sign * (own - best[key]) > 0:
-        sentences.append(f"ahead of {name}: {key} {numbers}")
-    else:
-        sentences.append(f"not ahead of {name}: {key} {numbers}; try {advice(results)}")
-    frequent = dict(known).get(FREQUENCIES, {})
-    if classify and is_number(results.get("loss")) and results["loss"] > frequent.get("loss", results["loss"]):
+    lead = sign * (own - best[key])
+    how = "ahead of" if lead > 0 else "not ahead of" if lead < 0 else "level with"
+    best_possible = classify and own == 1
+    tried = "" if lead > 0 or best_possible else f"; try {advice(results)}"
+    sentences = [f"{how} {name}: {key} {numbers}{tried}"]
+    frequent, loss = dict(known).get(FREQUENCIES, {}), results.get("loss")
+    if classify and is_number(loss) and loss > WORSE * frequent.get("loss", loss):
+        learned = own > frequent.get(key, own)
+        why = f"it is overconfident; {calibration(results)}" if learned else "it has learned nothing yet"
         sentences.append(
-            f"its probabilities are worse than the {FREQUENCIES} (loss {results['loss']:.3f} against {frequent['loss']:.3f}): it is "
-            f"overconfident; {calibration(results)}"
+            f"its probabilities are worse than the {FREQUENCIES} (loss {loss:.3f} against {frequent['loss']:.3f}): {why}"
         )
     return sentences + [f"{one}: {scores['note']}" for one, scores in known if scores.get("note")]
 
@@ -48,9 +51,14 @@ def advice(results: Mapping[str, Any]) -> str:
     if results.get("task") != "classify":
         begin = () if own.get("source") else ("--from a run on more text",)
         return listed("more --max-steps", "a larger --preset", *begin, "more text")
-    tried = [f"a larger --n (the model never reads {unseen:.0%} of the text)"] if unseen > MUCH_UNSEEN else []
+    tried = []
+    if unseen > MUCH_UNSEEN:
+        tried.append(f"a larger --n or --long windows (the model never reads {unseen:.0%} of the text)")
     if not own.get("source"):
-        tried.append("--from a run that was trained on text (mlm)")
+        tried.append("--from a run of mlm or an encoder")
+    step, steps = results.get("step"), own.get("max_steps")
+    if own.get("patience") and is_number(step) and is_number(steps) and step > LAST * steps:
+        tried.append("more --epochs or --max-steps (the last weights were the best)")
     if not own.get("patience"):
         tried.append("--patience 3 (it keeps the weights of the best evaluation)")
     if own.get("dropout", 0.0) < SOME_DROPOUT:
@@ -60,14 +68,16 @@ def advice(results: Mapping[str, Any]) -> str:
 
 def had(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run that :func:`advice` depends on."""
-    return {name: settings[name] for name in ("patience", "dropout", "source") if settings.get(name) is not None}
+    names = ("patience", "dropout", "source", "max_steps", "label_smoothing")
+    return {name: settings[name] for name in names if settings.get(name) is not None}
 
 
 def calibration(results: Mapping[str, Any]) -> str:
     """What helps an overconfident classifier."""
-    if not results.get("had", {}).get("patience"):
+    own = results.get("had", {})
+    if not own.get("patience"):
         return "--patience 3 keeps the weights from before it became so"
-    return "a lower --learning-rate or --label-smoothing 0.1 helps"
+    return f"a lower --learning-rate{'' if own.get('label_smoothing') else ' or --label-smoothing 0.1'} helps"
 
 
 def listed(*words: str) -> str:
