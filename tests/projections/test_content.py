@@ -191,6 +191,22 @@ def test_resampling_changes_the_slots_and_keeps_the_length_open():
     assert model.projection.weight.shape == (8, 8)
     assert model(torch.randn(1, 30, 8)).shape == (1, 30, 8)
     assert model.input_size is None
+    causal = LinearMultiheadAttention(8, 2, proj_k=K, method="content", causal=True)
+    for module in (model, model.projection, causal):
+        with pytest.raises(ValueError, match="these content slots take inputs of any length; leave max_len out"):
+            resample(module, max_len=50)
+    assert model.input_size is causal.seq_len is None
+
+
+@pytest.mark.parametrize("options", [{}, {"local_window": BLOCK}, {"causal": True, "block_size": BLOCK}])
+def test_resampling_changes_a_maximum_length(options):
+    layer = LinearMultiheadAttention(8, 2, seq_len=N, proj_k=K, method="content", batch_first=True, **options)
+    stack = Linformer(N, 8, K, method="content", **options)
+    x = torch.randn(1, 3 * N, 8)
+    for module in (layer, stack):
+        resample(module, max_len=3 * N)
+    assert (layer.seq_len, stack.input_size) == (3 * N, 3 * N)
+    assert layer(x, x, x)[0].shape == stack(x).shape == x.shape
 
 
 def test_errors_say_what_to_do():

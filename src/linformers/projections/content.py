@@ -90,8 +90,10 @@ class Content(Projection):
 
     @torch.no_grad()
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
-        old_k, limited = self.k, self.max_len != NO_LIMIT
-        super().resample_(max_len if limited else None, k)
+        if max_len is not None and self.max_len == NO_LIMIT:
+            raise ValueError("these content slots take inputs of any length; leave max_len out")
+        old_k = self.k
+        super().resample_(max_len, k)
         if self.k != old_k:
             weight = self.weight.unflatten(1, (self.heads, old_k))
             weight = weight[..., torch.arange(self.k, device=weight.device) % old_k]
