@@ -177,10 +177,20 @@ def test_fewer_slots_in_later_layers_use_the_first_columns():
     assert model(torch.randn(1, 9, 8)).shape == (1, 9, 8)
 
 
+@pytest.mark.parametrize(("k", "block"), [(5, 64), (256, 64), (257, 65), (300, 75)])
+def test_causal_blocks_have_at_least_a_quarter_of_the_slots(k, block):
+    layer = LinearMultiheadAttention(8, 2, proj_k=k, method="content", causal=True)
+    stack = Linformer(None, 8, [3, k], depth=2, method="content", causal=True)
+    assert layer.block_size == stack.layers[0].attention.block == stack.layers[1].attention.block == block
+
+
 @pytest.mark.parametrize("sharing", ["none", "headwise", "kv"])
 def test_the_usual_xavier_loop_leaves_the_scale(sharing):
     projection = make_projection(None, 128, heads=8, sharing=sharing, method="content", channels=512)
     start = projection.weight.std()
+    assert start.item() == pytest.approx(
+        2 * 512**-0.5, rel=0.02
+    )  # logits of normalised inputs have a standard deviation of 2
     nn.init.xavier_uniform_(projection.weight)
     assert 0.3 < projection.weight.std() / start < 2
 

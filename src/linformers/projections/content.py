@@ -114,35 +114,6 @@ class Assigned(NamedTuple):
     projection: Content
     shares: Tensor  # (b, heads, s, k)
 
-    @property
-    def linear(self) -> bool:
-        """Always True: the mean commutes with a linear map of the channels, and its bias has a mass of one."""
-        return True
-
-    @property
-    def parts(self) -> int:
-        """Always 1: keys and values have the same shares."""
-        return 1
-
-    @property
-    def heads(self) -> int:
-        """The number of heads with shares of their own, 1 if all have the same."""
-        return self.projection.heads
-
-    @property
-    def k(self) -> int:
-        """The number of slots."""
-        return self.shares.shape[-1]
-
-    @property
-    def max_len(self) -> int:
-        """The longest input."""
-        return self.projection.max_len
-
-    def cost(self, length: int) -> int:
-        """Multiplications per channel of shortening ``length`` positions once."""
-        return self.projection.cost(length)
-
     def __call__(self, x: Tensor, keep: Tensor | None = None, part: int = KEY, k: int | None = None) -> Slots:
         """Shorten ``x`` ``(b, h or 1, s, d)``."""
         x = x if keep is None else blank(x, keep[:, None])  # a share of zero times NaN is NaN
@@ -163,7 +134,7 @@ class Assigned(NamedTuple):
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         """Add this input, a chunk, to the sums of the whole sequence."""
-        add_to(sums, self.partial(x, offset, self.max_len, keep))
+        add_to(sums, self.partial(x, offset, self.projection.max_len, keep))
 
 
 def add_up(shares: Tensor, x: Tensor) -> Tensor:
