@@ -19,7 +19,7 @@ from model_cases import (
     holes,
 )
 
-from linformers import LinearMultiheadAttention, Linformer, LinformerClassifier, LinformerEncDec, LinformerLM
+from linformers import LinearMultiheadAttention, Linformer, LinformerClassifier, LinformerEncDec, LinformerLM, hf
 from linformers.models.options import StackOptions
 
 MORE = {
@@ -86,6 +86,28 @@ def test_text_models_on_the_meta_device(positions):
         model = make(LinformerEncDec, SOURCE_VOCABULARY, SOURCE, 6, VOCABULARY, TARGET, CHANNELS, **options)
         learn(model, y := model(ids, ids, mask, mask))
         assert y.is_meta
+
+
+@pytest.mark.parametrize("name", [name for name in hf.__all__ if name.startswith(("LinformerFor", "LinformerModel"))])
+def test_hugging_face_models_on_the_meta_device(name):
+    """Their losses, with a mask; the options are those of the stacks above."""
+    sizes = {
+        "hidden_size": CHANNELS,
+        "num_attention_heads": 2,
+        "num_hidden_layers": 1,
+        "intermediate_size": 7,
+        "proj_k": 4,
+    }
+    config = hf.LinformerConfig(vocab_size=VOCABULARY, max_position_embeddings=N, num_labels=3, pad_token_id=0, **sizes)
+    with torch.device("meta"):
+        model = getattr(hf, name)(config)
+        shape = (2, 3, 11) if name.endswith("MultipleChoice") else (2, 11)
+        ids, labels = torch.empty(shape, dtype=torch.long), torch.empty(2, dtype=torch.long)
+    given = {"labels": labels if name.endswith(("SequenceClassification", "MultipleChoice")) else ids}
+    if name.endswith("QuestionAnswering"):
+        given = {"start_positions": labels, "end_positions": labels}
+    found = model(ids, attention_mask=ids, **({} if name == "LinformerModel" else given))
+    learn(model, found.last_hidden_state if name == "LinformerModel" else found.loss)
 
 
 def test_no_option_is_left_out():

@@ -73,27 +73,49 @@ def command_lines(text: str) -> Iterator[tuple[str, bool]]:
         yield found, False
 
 
+def documented() -> Iterator[tuple[str, list[str], bool]]:
+    """The page, the words, and whether it is whole, of every command; the rows of errors.md are tested by themselves."""
+    pages = [path for path in (ROOT / "docs").glob("*.md") if path.name != "errors.md"]
+    for path in [*pages, ROOT / "README.md", ROOT / "CHANGELOG.md"]:
+        for line, whole in command_lines(path.read_text(encoding="utf-8")):
+            line = re.sub(r"--config \S+", "", line)  # an option of all commands, read before them
+            yield path.name, shlex.split(line, comments=True), whole
+
+
 def test_commands_have_these_options() -> None:
-    """The rows of errors.md are tested by themselves."""
     from cyclopts import MissingArgumentError
 
     from linformers.cli import app
 
-    pages = [path for path in (ROOT / "docs").glob("*.md") if path.name != "errors.md"]
-    lines = [
-        (path.name, *line)
-        for path in [*pages, ROOT / "README.md", ROOT / "CHANGELOG.md"]
-        for line in command_lines(path.read_text(encoding="utf-8"))
-    ]
+    lines = list(documented())
     assert sum(whole for *_, whole in lines) > 80
-    for name, line, whole in lines:
-        words = shlex.split(
-            re.sub(r"--config \S+", "", line), comments=True
-        )  # an option of all commands, read before them
+    for name, words, whole in lines:
         try:
             app.parse_args(words, print_error=False, exit_on_error=False)
         except MissingArgumentError:
-            assert not whole, (name, line)
+            assert not whole, (name, words)
+
+
+def test_trainings_and_comparisons_have_settings_that_fit_together() -> None:
+    from linformers.cli import app
+    from linformers.cli.compare import quicker
+    from linformers.experiments.sweep import complete, plan
+    from linformers.training.settings import Settings
+
+    checked = 0
+    for _, words, whole in documented():
+        if not whole or words[0] not in ("train", "compare"):
+            continue
+        given = app.parse_args(words, print_error=False, exit_on_error=False)[1].arguments
+        settings = given.get("settings", Settings())
+        if settings.source:
+            continue
+        if words[0] == "train":
+            settings.filled()
+        else:
+            plan(complete(quicker(settings, given.get("quick", False))), given.get("contenders") or ["full"], 1)
+        checked += 1
+    assert checked > 20
 
 
 MODULES = [

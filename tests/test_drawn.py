@@ -69,6 +69,22 @@ def test_the_shares_of_the_results_are_those_of_the_files():
     assert checked == 9  # of masked words opened slots have m = 8, and no file
 
 
+def test_the_table_of_associative_recall_is_that_of_the_file():
+    lines = (DOCS / "results" / "mqar.jsonl").read_text(encoding="utf-8").splitlines()
+    found: dict[tuple[str, int], list[dict]] = {}
+    for line in sorted(map(json.loads, lines), key=lambda one: one["setting"]["seed"]):
+        setting = line["setting"]
+        if setting["heads"] == 4:
+            found.setdefault((setting["contender"], setting.get("open_share", 0)), []).append(line)
+    names = [("full", 0), ("causal opened", 16), ("causal opened", 0), ("causal linformer", 0), ("causal local", 0)]
+    sizes = ("64/4", "128/8", "256/16", "128/4", "256/8", "512/16")
+    expected = [
+        [", ".join(f"{100 * line[f'accuracy at {size}']:.1f}" for line in found[name]) for size in sizes]
+        for name in names
+    ]
+    assert [row[1:] for row in rows_after("results.md", "| | 64/4 | 128/8 |")] == expected
+
+
 def test_the_tables_of_scaling_are_those_of_the_files():
     saved = json.loads((DOCS / "results" / "scaling.json").read_text(encoding="utf-8"))["cells"]
     found = {(cell["n"], cell["p"], cell["recompute"]): cell for cell in saved}

@@ -10,16 +10,9 @@ from linformers import Linformer, LinformerClassifier, LinformerLM
 from linformers.hf import LinformerConfig, LinformerForMaskedLM
 from linformers.models.options import CHOICES, Shared
 from linformers.training import Settings
-from linformers.training.models import MODELS, configuration
+from linformers.training.models import MODELS, Tokens, configuration
 
 SHARED = [field.name for field in dataclasses.fields(Shared)]
-
-
-class Tokens:
-    pad_token_id, bos_token_id, eos_token_id = 0, 1, 2
-
-    def __len__(self):
-        return 11
 
 
 @pytest.mark.parametrize("name", SHARED)
@@ -53,7 +46,7 @@ def test_a_value_goes_from_settings_to_the_stack(name):
     value, needed = OTHER[name]
     options, task = {"method": "learnable", "block_size": 8} | needed | {name: value}, TASKS.get(name, "clm")
     sizes = {"n": 24, "k": 6, "width": 8, "heads": 2, "depth": 1, "feedforward": 16, "dropout": 0.0}
-    config = configuration(Settings(task=task, **sizes, **options).filled(), Tokens(), [])
+    config = configuration(Settings(task=task, **sizes, **options).filled(), Tokens(11), [])
     assert getattr(config, name) == value
     model = MODELS[task](config).eval()
     made = (model.decoder if task == "seq2seq" else model.model).body.linformer

@@ -10,7 +10,7 @@ import pytest
 import torch
 from parallel_cases import CASES, WORLD
 
-from linformers.parallel import Part
+from linformers.parallel.sequence import Part
 
 TESTS = Path(__file__).parent
 

@@ -3,7 +3,7 @@
 import math
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import cache
 from numbers import Integral, Real
@@ -125,11 +125,14 @@ def _kinds(kind: Any) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def listed(**values: object) -> None:
-    """Raise a TypeError for a text in the place of a list of texts: it would be taken for a list of its letters."""
+def listed(**values: Any) -> None:
+    """Raise a TypeError for what is no list of texts; a single text would be taken for a list of its letters."""
     for name, value in values.items():
         if isinstance(value, str):
             raise TypeError(f"{name} must be a list of texts, got {shown(value)}; give [{name}]")
+        if not isinstance(value, Iterable):
+            raise TypeError(f"{name} must be a list of texts, got {shown(value)}")
+        text(**{f"{name}[{i}]": one for i, one in enumerate(value)})
 
 
 def shown(value: object) -> str:

@@ -230,7 +230,7 @@ def wrap(model: Any) -> TextForward:
     Raises:
         ValueError: for a model that is neither of :mod:`linformers.hf` nor linearised.
     """
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     for name in ("output_attentions", "output_hidden_states", "use_cache"):
         if getattr(config, name, None):
             setattr(config, name, False)

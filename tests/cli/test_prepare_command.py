@@ -27,6 +27,18 @@ def test_a_folder_is_prepared_and_then_reused(tmp_path, capsys):
     assert load(tmp_path / "out").about["options"]["seed"] == 1
 
 
+def test_names_of_files_and_classes_are_not_markup(tmp_path, capsys):
+    source = make_rows(
+        tmp_path / "[red].jsonl", [{"text": make_text(i), "label": ("[b]", "[/b]")[i % 2]} for i in range(20)]
+    )
+    options = ["--kind", "labelled", "--tokenizer", "words", "--out", str(tmp_path / "[blue]")]
+    assert launch("prepare", str(source), *options) == 0
+    printed = capsys.readouterr().out
+    assert "[red].jsonl" in "".join(printed.split())
+    assert "2 classes: [/b], [b]" in printed
+    assert "[blue] is ready" in printed
+
+
 def test_options_reach_the_data(tmp_path, capsys):
     source = make_rows(tmp_path / "a.jsonl", [{"body": make_text(i), "stars": i % 2} for i in range(20)])
     out = tmp_path / "out"

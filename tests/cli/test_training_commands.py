@@ -269,6 +269,18 @@ def test_every_option_says_its_default(command, capsys):
             assert f"base {PRESETS['base'][name]:,}" in row
 
 
+def test_names_of_classes_are_not_markup(tmp_path, monkeypatch, capsys):
+    scores = dict.fromkeys(("loss", "perplexity", "accuracy"), 0.5)
+    rows = [{"label": label, "precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 2} for label in ("[/b]", "[red]")]
+    results = {"task": "classify", "attention": "full", "part": "test", **scores, "per_class": rows}
+    monkeypatch.setattr("linformers.training.load_run", lambda run: run)
+    monkeypatch.setattr("linformers.training.evaluate", lambda run, part, **options: results)
+    assert launch("evaluate", str(tmp_path)) == 0
+    printed, _ = said(capsys)
+    assert "[/b]" in printed
+    assert "[red]" in printed
+
+
 def test_a_file_of_texts_that_is_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):

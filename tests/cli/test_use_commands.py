@@ -8,6 +8,7 @@ import pytest
 from training_cases import run
 
 from linformers.cli import launch
+from linformers.cli.texts import read_texts
 from linformers.training import classify, embed, load_run
 
 TEXTS = ["saw axe file " * 20, "apple plum", "file"]
@@ -48,6 +49,18 @@ def test_files_of_other_systems(out, tmp_path, capsys):
         assert [json.loads(line)["text"] for line in capsys.readouterr().out.splitlines()] == ["apple plum", "saw"]
 
 
+def test_standard_input_of_other_systems(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("\ufeffapple plum\n\nsaw\n"))
+    assert read_texts((), None) == ["apple plum", "saw"]
+
+
+def test_standard_input_without_an_end(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("saw\n" * 100))
+    monkeypatch.setattr("linformers.files.checked.LARGEST_TEXT", 20)
+    with pytest.raises(ValueError, match="standard input has more than 20 characters, the limit for texts"):
+        read_texts((), None)
+
+
 def test_vectors_are_written(out, tmp_path, capsys):
     path = tmp_path / "new.txt"
     path.write_text("\n".join(TEXTS))
@@ -64,6 +77,7 @@ def test_vectors_are_written(out, tmp_path, capsys):
 def test_errors(out, tmp_path, capsys):
     lines = tmp_path / "lines.jsonl"
     for content, options, message in (
+        ('\n{"text": "a"}\n\nb', [], f"line 4 of {lines} is not JSON; there must be one object on each line"),
         ('{"text": "a"}\nb', [], f"line 2 of {lines} is not JSON; there must be one object on each line"),
         ("[1]", [], f"line 1 of {lines} is not a JSON object"),
         ('{"body": "a"}', [], "has no text in 'text'; it has 'body': choose with --column"),

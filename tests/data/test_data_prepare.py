@@ -79,6 +79,7 @@ def test_options_that_contradict_each_other_are_errors(tmp_path):
         ({"column": "body"}, "column='body' says how to read files, and there are none"),
         ({"kind": "labelled", "label_column": "stars"}, "label_column='stars' says how to read files"),
         ({"documents": "lines"}, "documents='lines' says how to read files"),
+        ({"document_size": 100}, "document_size=100 says how to read files"),
         ({"dataset_config": "raw"}, "dataset_config='raw' is for a dataset of the hub, and none is named"),
         ({"dataset_split": "test"}, "dataset_split='test' is for a dataset of the hub"),
     ):

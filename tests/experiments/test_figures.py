@@ -11,8 +11,11 @@ from linformers.experiments import bench_results, figures, spectrum
 from linformers.experiments.figures import Line
 
 
+# All figures take seconds to draw: not marked are mathematics, a name that matplotlib hides, a surrogate, and letters that no font has.
 @pytest.mark.parametrize(
-    "name", [pytest.param(x, marks=() if i % 3 == 0 else pytest.mark.thorough) for i, x in enumerate(ODD)], ids=ascii
+    "name",
+    [pytest.param(x, marks=() if i in (0, 3, 5, 6) else pytest.mark.thorough) for i, x in enumerate(ODD)],
+    ids=ascii,
 )
 def test_names_are_text_in_every_figure(name, tmp_path):
     shown = figures.plain(name)

@@ -268,8 +268,9 @@ def test_means_spreads_and_the_share_of_the_gain(compared):
 
 def test_the_share_of_what_neither_full_attention_nor_none_can_have(tmp_path):
     ends = {"full": 2.0, "none": 3.0, "cross_attention=linformer": 2.25, "local_window=8": 2.5}
-    planned = sweep.plan(BASE, list(ends), 1)
-    sweep.save_plan(tmp_path, BASE, planned)
+    base = sweep.complete(dataclasses.replace(BASE, task="seq2seq", block_size=None, seed=None))
+    planned = sweep.plan(base, list(ends), 1)
+    sweep.save_plan(tmp_path, base, planned)
     for cell, end in zip(planned, ends.values(), strict=True):
         path = save_run(cell.directory(tmp_path)) / "results.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "loss": end}))

@@ -241,6 +241,9 @@ def test_errors(model, options, message):
     "options, message",
     [
         ({"k": None}, "k must not be None"),
+        ({"k": True}, "k must be a whole number, got True"),
+        ({"share": "most"}, "share must be a number, got 'most'"),
+        ({"layers": [1.5]}, "layers must be a list of numbers and names, got 1.5 in it"),
         ({"max_len": None}, "max_len must not be None"),
         ({"block_size": "4", "causal": "block"}, "block_size must be a whole number, got '4'"),
         ({"layers": "layers.*"}, r"layers must be a list of numbers and names, got 'layers\.\*'"),
@@ -254,8 +257,8 @@ def test_arguments_of_other_types(options, message):
 
 
 def test_a_number_of_numpy_is_a_number():
-    report = linearize(encoder(), k=np.int64(4), max_len=np.int64(N))
-    assert [one.k for one in report.replaced] == [4, 4]
+    report = linearize(encoder(), k=np.int64(4), max_len=np.int64(N), layers=[np.int64(1)])
+    assert [(one.name, one.k) for one in report.replaced] == [("layers.1.self_attn", 4)]
 
 
 def test_transformers_is_not_needed():

@@ -1,5 +1,6 @@
 """Positions for inputs that are longer than a model has them: refused, or stretched, saved and loaded."""
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -117,6 +118,25 @@ def test_the_type_stays(dtype):
     found = interpolate(rows.to(dtype), LONG)
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), interpolate(rows, LONG), atol=0.02, rtol=0.02)
+
+
+def test_numbers_of_numpy_are_saved(tmp_path):
+    model, sizes = make("bert"), {"k": [np.int64(5)] * 3, "max_len": np.int64(LONG), "open_slots": np.int64(1)}
+    linearize(model, positions="stretch", **sizes)
+    model.save_pretrained(tmp_path)
+    assert transformers.AutoModel.from_pretrained(tmp_path).config.max_position_embeddings == LONG
+    stretch_positions(other := make("bert"), np.int64(LONG))
+    other.save_pretrained(tmp_path / "other")
+
+
+def test_lengths_of_other_types_are_refused():
+    for length, error, message in (
+        (None, TypeError, "max_len must not be None"),
+        ("long", TypeError, "max_len must be a whole number, got 'long'"),
+        (0, ValueError, "max_len must be at least 1, got 0"),
+    ):
+        with pytest.raises(error, match=message):
+            stretch_positions(make("bert"), length)
 
 
 def test_what_cannot_be_stretched_is_refused():

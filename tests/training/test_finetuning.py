@@ -158,6 +158,11 @@ def test_texts_with_several_classes(name, several, tmp_path):
         ),
         ({"task": "clm", "class_weights": "balanced"}, "--class-weights balanced is for --task classify"),
         ({"task": "mlm", "long": "windows"}, "--long windows is for --task classify, and the task is mlm"),
+        ({"task": "clm", "mask_share": 0.3}, r"--mask-share 0\.3 is for --task mlm, and the task is clm"),
+        ({"task": "mlm", "noise": "spans"}, "--noise spans is for --task seq2seq"),
+        ({"task": "clm", "n": 64, "target_n": 32}, "--target-n 32 is for --task seq2seq"),
+        ({"task": "clm", "cross_attention": "linformer"}, "--cross-attention linformer is for --task seq2seq"),
+        ({"task": "mlm", "pooling": "first"}, "--pooling first is for --task classify"),
         ({"task": "classify", "token_dropout": 1.0}, r"--token-dropout must be from 0 to less than 1, got 1\.0"),
         ({"task": "classify", "epochs": 0.0}, r"--epochs must be more than 0, got 0\.0"),
         ({"freeze_body": True}, "--freeze-body applies to the weights that --from loads; give --from"),
@@ -170,7 +175,11 @@ def test_options_without_a_meaning(changes, message):
         Settings(**changes).filled()
 
 
-def test_a_run_with_a_setting_that_was_ignored_still_opens(tmp_path):
-    saved = {**Settings(task="mlm").filled().given(), "long": "windows"}
+@pytest.mark.parametrize(
+    "name, value, usual",
+    [("long", "windows", "cut"), ("noise_share", 0.5, 0.3), ("target_n", 7, 256), ("pooling", "first", "mean")],
+)
+def test_a_run_with_a_setting_that_was_ignored_still_opens(name, value, usual, tmp_path):
+    saved = {**Settings(task="mlm").filled().given(), name: value}
     (tmp_path / "config.json").write_text(json.dumps({"settings": saved}))
-    assert load_run(tmp_path).settings.long == "cut"
+    assert getattr(load_run(tmp_path).settings, name) == usual

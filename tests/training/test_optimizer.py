@@ -1,20 +1,14 @@
 """Which parameters decay, and which take smaller steps."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from linformers.projections.make import projection_parameters
 from linformers.training import Settings
-from linformers.training.models import build
+from linformers.training.models import Tokens, build
 from linformers.training.ranks import Ranks
 from linformers.training.trainer import RunTrainer, arguments
-
-
-class Tokenizer(SimpleNamespace):
-    def __len__(self) -> int:
-        return 11
 
 
 @pytest.mark.parametrize("sharing", ["none", "layerwise"])
@@ -30,7 +24,7 @@ def test_projections_take_smaller_steps_and_do_not_decay(sharing: str, tmp_path:
         learning_rate=0.01,
         projection_rate=0.2,
     ).filled()
-    model = build(settings, Tokenizer(pad_token_id=0, bos_token_id=1, eos_token_id=2), [])
+    model = build(settings, Tokens(11), [])
     trainer = RunTrainer.__new__(RunTrainer)
     trainer.model, trainer.settings, trainer.optimizer, trainer.ranks = model, settings, None, Ranks()
     trainer.args, trainer.optimizer_cls_and_kwargs = arguments(settings, tmp_path), None

@@ -4,11 +4,13 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+import tokenizers
+import transformers
 
 from linformers.models.options import Shared
 from linformers.ops.blocks import block_sizes
 from linformers.training import PRESETS, Settings
-from linformers.training.models import complete, configuration
+from linformers.training.models import Tokens, complete, configuration
 from linformers.training.options import SETTINGS, in_options
 from linformers.training.presets import DEFAULTS, SIZES, VOCABULARY
 from linformers.training.settings import decoder_slots, default_block
@@ -84,20 +86,19 @@ def test_embeddings_start_small_in_new_runs_alone():
     assert Settings(task="clm", source="run").filled().embedding_scale == DEFAULTS["embedding_scale"]
 
 
-class Tokens:
-    """As much of a tokeniser as a configuration asks for."""
-
-    pad_token_id, bos_token_id, eos_token_id = 0, 1, 2
-
-    def __len__(self):
-        return 7
+def test_every_token_has_a_row_where_a_tokeniser_skips_ids():
+    vocabulary = {"<unk>": 0, "the": 1, "cat": 11}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>", pad_token="the")
+    assert len(tokenizer) == 3
+    assert configuration(Settings(task="clm").filled(), tokenizer, []).vocab_size == 12
 
 
 @pytest.mark.parametrize("kind", ["linformer", "full"])
 def test_the_decoder_sees_its_source_as_the_settings_say(kind):
     settings = Settings(task="seq2seq", cross_attention=kind).filled()
-    assert configuration(settings, Tokens(), []).cross_attention == kind
-    short = configuration(Settings(task="seq2seq", n=64, k=16, target_n=16).filled(), Tokens(), [])
+    assert configuration(settings, Tokens(7), []).cross_attention == kind
+    short = configuration(Settings(task="seq2seq", n=64, k=16, target_n=16).filled(), Tokens(7), [])
     assert (short.proj_k, short.decoder_proj_k, short.cross_proj_k) == (16, 4, 16)  # the source keeps its length
     assert Settings(task="seq2seq").filled().cross_attention == "full"
 

@@ -40,6 +40,7 @@ def test_the_name_of_a_special_token_is_text_as_in_training(method):
     (found,) = texts_module.encode([text], tokenizer)
     assert not {0, 1, 2, 3} & set(found.tolist())
     np.testing.assert_array_equal(found, Encoder(tokenizer)([text])[0])
+    assert tokenizer.mask_token_id in tokenizer.encode(text)  # for others it still is a token
 
 
 def test_no_texts_have_no_vectors(trained):

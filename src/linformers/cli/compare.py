@@ -85,7 +85,7 @@ def compare(
     from linformers.training.lock import working_in
     from linformers.training.sources import check_options
 
-    console = Console()
+    console = Console(markup=False)
     if seconds is not None and not (0 < seconds < math.inf and "max_steps" not in settings.given()):
         raise ValueError(
             f"--seconds {seconds:g} must be a positive number, without --max-steps: give one budget for all cells"
@@ -109,7 +109,7 @@ def compare(
             clock.learn(cell, out)
     console.print(overview(cells, clock, out))
     if any(not cell.finished(out) for cell in cells):
-        console.print(f"times are estimated {clock.measured()}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"times are estimated {clock.measured()}", highlight=False, soft_wrap=True)
     if dry_run:
         return
     try:
@@ -163,9 +163,9 @@ def in_time(cells: "Sequence[Cell]", seconds: float, out: Path, console: Console
     new = [cell for cell in cells if cell.contender.name not in known]
     if new:
         keep_freed()  # as in the cells
-        known = add_updates(out, updates_in(seconds, new, lambda text: console.print(text, markup=False)))
+        known = add_updates(out, updates_in(seconds, new, lambda text: console.print(text)))
         listed = ", ".join(f"{name} {count:,}" for name, count in known.items())
-        console.print(f"updates in {seconds:g} s of training: {listed}", markup=False, soft_wrap=True)
+        console.print(f"updates in {seconds:g} s of training: {listed}", soft_wrap=True)
     return [with_updates(cell, known[cell.contender.name]) for cell in cells]
 
 
@@ -251,7 +251,7 @@ class Watcher:
             TextColumn("{task.percentage:.0f} %"),
             TimeElapsedColumn(),
         )
-        self.bar = Progress(*columns, console=Console(stderr=True), transient=True)
+        self.bar = Progress(*columns, console=Console(stderr=True, markup=False), transient=True)
         self.total = sum(cell.settings.max_steps for cell in cells)
         self.before = sum(cell.settings.max_steps for cell in cells if cell.finished(out))
         self.task = self.bar.add_task("starting", total=self.total, completed=self.before)
@@ -283,4 +283,4 @@ class Watcher:
         self.bar.update(self.task, completed=self.before)
         end = "done" if problem is None else f"failed: {problem}"
         line = f"{cell.name}: {end} ({duration(seconds)})"
-        self.bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self.bar.console.print(line, highlight=False, soft_wrap=True)

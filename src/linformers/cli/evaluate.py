@@ -50,11 +50,11 @@ def evaluate(
     not_negative(**{"--samples": samples})
     limit = 10 if quick and limit is None else limit
     results = test(load_run(run), part, limit=limit, batch_size=batch_size, samples=samples)
-    console = Console()
+    console = Console(markup=False)
     show(results, console)
     if "per_class" in results:
         console.print(class_table(results["per_class"]))
     for example in results.get("examples", ()):
         for name in ("input", "output", "expected"):
-            console.print(f"{name:>8}: {example[name]!r}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{name:>8}: {example[name]!r}", highlight=False, soft_wrap=True)
         console.print()

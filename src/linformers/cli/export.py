@@ -41,7 +41,7 @@ def export(
     external_data
         ONNX with its weights in a second file, as is always done from 2 GB on.
     """
-    console = Console()
+    console = Console(markup=False)
     from linformers.export import SUFFIXES, load, model_directory
     from linformers.export import export as write
 
@@ -56,6 +56,6 @@ def export(
         force=force,
         tolerance=tolerance,
         external_data=external_data or None,
-        told=lambda check: console.print(str(check), markup=False, highlight=False, soft_wrap=True),
+        told=lambda check: console.print(str(check), highlight=False, soft_wrap=True),
     )
-    console.print(f"done: {result}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"done: {result}", highlight=False, soft_wrap=True)

@@ -51,7 +51,7 @@ def heads(
     at_least_one(**{"--length": length})
     if text is not None and file is not None:
         raise ValueError("give a text or a --file, not both")
-    console = Console()
+    console = Console(markup=False)
     subject = spectrum.load(run, self_attention=False)
     text = read(file)[0] if text is None else text
     longest = subject.longest if length is None else min(length, subject.longest)
@@ -66,13 +66,13 @@ def heads(
             for i, layer in enumerate(found.table)
             for j, value in enumerate(layer)
         ]
-        console.print(f"{name}: {found.title}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"{name}: {found.title}", highlight=False, soft_wrap=True)
         console.print(bench_results.pivot(cells, ("layer",), "head", lambda cell: f"{cell['spread']:.1f}"))
         if found.note:
-            console.print(f"{name}: {found.note}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"{name}: {found.note}", highlight=False, soft_wrap=True)
     for name, layers in experiment.fullest(subject.model, batch, subject.tokenizer).items():
         console.print(full_slots(name, layers))
-    console.print("wrote " + ", ".join(map(str, saved)), highlight=False, markup=False, soft_wrap=True)
+    console.print("wrote " + ", ".join(map(str, saved)), highlight=False, soft_wrap=True)
 
 
 def full_slots(name: str, layers: "list[Fullest]") -> Table:

@@ -87,7 +87,7 @@ def linearize(
     fit_steps
         Steps of fitting each projection to the calibration text.
     """
-    console = Console()
+    console = Console(markup=False)
     check_sizes(slots(k), max_len, local_window, samples, batch_size, share)
     check_open_slots(open_slots, method)
     check_fit(k, method, calibration, fit_steps)
@@ -116,7 +116,7 @@ def linearize(
         fit_steps=fit_steps,
         positions=positions,
     )
-    console.print(str(report), markup=False, highlight=False, soft_wrap=True)
+    console.print(str(report), highlight=False, soft_wrap=True)
     with new_directory(out) as aside:
         saved.save(model, tokenizer, aside, max_len)
     console.print(f"saved to {out}; load it with an Auto class after `import linformers.linearize`", soft_wrap=True)

@@ -210,7 +210,7 @@ def prepare(
 
 def show(prepared: Any, reused: bool) -> None:
     """Print a summary of the prepared directory."""
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
     about = prepared.about
     table = Table("part", title=about["name"])
     for heading in ("documents", "tokens", "longest"):
@@ -220,11 +220,11 @@ def show(prepared: Any, reused: bool) -> None:
         documents = prepared.documents(part) if stem == part else prepared.targets(stem)
         table.add_row(part, f"{counts['documents']:,}", f"{counts['tokens']:,}", f"{documents.longest:,}")
     console.print(table)
-    console.print(f"{prepared.vocab_size:,} tokens in the vocabulary", markup=False)
+    console.print(f"{prepared.vocab_size:,} tokens in the vocabulary")
     if prepared.labels:
         shown = ", ".join(prepared.labels[:10]) + (", ..." if len(prepared.labels) > 10 else "")
-        console.print(f"{len(prepared.labels)} classes: {shown}", markup=False)
+        console.print(f"{len(prepared.labels)} classes: {shown}")
     for note in prepared.notes:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}")
     end = "already exists, made from the same sources and options; nothing to do" if reused else "is ready"
-    console.print(f"{prepared.directory} {end}", markup=False)
+    console.print(f"{prepared.directory} {end}")

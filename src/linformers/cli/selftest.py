@@ -24,19 +24,17 @@ def selftest(*, device: str = "cpu", rounds: Annotated[int, Parameter(negative="
 
     at_least_one(**{"--rounds": rounds})
     place = usable(device)
-    console, failed = Console(), 0
+    console, failed = Console(markup=False), 0
     for law, problem in laws(place):
         failed += problem is not None
         console.print(
             f"{'failed' if problem else 'holds '}  {law}" + (f": {problem}" if problem else ""),
-            markup=False,
             highlight=False,
             soft_wrap=True,
         )
     for n, ours, full in benchmark(place, rounds):
         console.print(
             f"n = {n:,}: Linformer {1e3 * ours:.2f} ms, full attention {1e3 * full:.2f} ms",
-            markup=False,
             highlight=False,
             soft_wrap=True,
         )

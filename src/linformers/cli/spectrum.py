@@ -59,7 +59,7 @@ def spectrum(
     at_least_one(**{"--length": length, "--samples": samples, "--index": index})
     if not 0 < share <= 1:
         raise ValueError(f"--share must be above 0 and at most 1, got {share}")
-    console = Console()
+    console = Console(markup=False)
     subject = experiment.load(model)
     length = min(subject.longest, 128 if quick else subject.longest) if length is None else length
     samples = min(samples, 4) if quick else samples

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from linformers.data.finding import JSON_LINES
+from linformers.files import checked
 from linformers.files.checked import parse, read_text
 from linformers.files.whole import reason
 
@@ -20,21 +21,37 @@ def read_texts(texts: tuple[str, ...], file: Path | None) -> list[str]:
     """
     if texts and file is not None:
         raise ValueError("give texts or --file, not both")
-    if texts:
-        return list(texts)
+    return list(texts) if texts else list(read_lines(file).values())
+
+
+def read_lines(file: Path | None) -> dict[int, str]:
+    """The lines with text of a file, or of standard input, by their numbers.
+
+    Raises:
+        ValueError: if there are none.
+        OSError: if the file cannot be read.
+    """
     if file is None and sys.stdin.isatty():
         raise ValueError("give a text, a --file with one text on each line, or send lines to standard input")
     if file is not None and file.exists() and not file.is_file():
         raise ValueError(f"{file} is not a regular file; send its lines to standard input instead")
     try:
-        whole = sys.stdin.read() if file is None else read_text(file)
+        whole = read_input() if file is None else read_text(file)
     except UnicodeDecodeError as error:
         raise ValueError(f"standard input is not UTF-8: {error.reason} at byte {error.start}") from error
     except OSError as error:
         raise OSError(f"cannot read {file}: {reason(error)}") from error
-    if found := [line for line in whole.split("\n") if line.strip()]:
+    if found := {i: line for i, line in enumerate(whole.split("\n"), 1) if line.strip()}:
         return found
     raise ValueError(f"{file or 'standard input'} has no text")
+
+
+def read_input() -> str:
+    """Standard input, which may be endless, without a byte order mark."""
+    whole = sys.stdin.read(checked.LARGEST_TEXT + 1)
+    if len(whole) > checked.LARGEST_TEXT:
+        raise ValueError(f"standard input has more than {checked.LARGEST_TEXT:,} characters, the limit for texts")
+    return whole.removeprefix("\ufeff")
 
 
 def read_rows(texts: tuple[str, ...], file: Path | None, column: str | None) -> tuple[list[str], list[Row] | None]:
@@ -48,12 +65,11 @@ def read_rows(texts: tuple[str, ...], file: Path | None, column: str | None) -> 
     """
     if texts and column is not None:
         raise ValueError("--column is for JSON lines, and texts were given; leave one of them out")
-    lines = read_texts(texts, file)
     if texts or (column is None and (file is None or file.suffix.lower() not in JSON_LINES)):
-        return lines, None
+        return read_texts(texts, file), None
     name = column or "text"
     rows: list[Row] = []
-    for i, line in enumerate(lines, 1):
+    for i, line in read_lines(file).items():
         place = f"line {i} of {file or 'standard input'}"
         try:
             row = parse(line, place)

@@ -64,6 +64,6 @@ def train(
         settings = dataclasses.replace(settings, **{**quickly, **settings.given()})
     results = run(settings, out, resume=resume)
     if results:
-        console = Console()
+        console = Console(markup=False)
         show(results, console)
-        console.print(f"everything is in {out}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"everything is in {out}", highlight=False, soft_wrap=True)

@@ -227,7 +227,7 @@ def check_used(
         given = f"dataset_config={config!r}" if config is not None else f"dataset_split={split!r}"
         raise ValueError(f"{given} is for a dataset of the hub, and none is named; give its name as dataset")
     for name, value in vars(layout).items():
-        if sources is None and dataset is None and value != getattr(Layout, name) and name != "document_size":
+        if sources is None and dataset is None and value != getattr(Layout, name):
             raise ValueError(
                 f"{name}={value!r} says how to read files, and there are none: without sources the text is Python's documentation, "
                 "or ListOps; name the files, or leave it out"

@@ -196,7 +196,9 @@ def read_about(directory: Path) -> dict[str, Any]:
         raise ValueError(f"{directory} {what}; make it with `linformers prepare ... --out {directory}`")
     version = read_object(path, {"version": whole()}, advice=AGAIN)["version"]
     if version not in (VERSION, JOINED):
-        raise ValueError(f"{directory} has format {version}, this version reads format {VERSION}; prepare it again")
+        raise ValueError(
+            f"{directory} has format {version}, this version reads {VERSION} and {JOINED}; install a newer one, or prepare it again"
+        )
     about = read_object(path, FIELDS, OPTIONAL, advice=AGAIN)
     parts = {*PARTS, *(f"{part}.target" for part in PARTS if about["kind"] == "pairs")}
     wrong = None

@@ -170,11 +170,18 @@ class Encoder:
     def __call__(self, texts: list[str]) -> list[NDArray[np.int64]]:
         """The tokens of each text."""
         found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [self._clean(np.array(one.ids, np.int64)) for one in found]
+        rows = [np.array(one.ids, np.int64) for one in found]
+        return [without_marks(ids, self._special[ids], self.unknown) for ids in rows]
 
-    def _clean(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Remove special tokens that came from the text: a tokeniser may have learned to merge the letters of their names."""
-        special = self._special[ids]
-        if not special.any():
-            return ids
-        return ids[~special] if self.unknown is None else np.where(special, self.unknown, ids)
+
+def without_marks(ids: NDArray[np.int64], marked: NDArray[np.bool_], unknown: int | None) -> NDArray[np.int64]:
+    """Remove special tokens that came from the text: a tokeniser may have learned to merge the letters of their names.
+
+    Args:
+        ids: the tokens of a text.
+        marked: which of them are special.
+        unknown: the token that replaces them; None leaves them out.
+    """
+    if not marked.any():
+        return ids
+    return ids[~marked] if unknown is None else np.where(marked, unknown, ids)

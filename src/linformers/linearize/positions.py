@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linformers.checks import one_of
+from linformers.checks import at_least_one, given, one_of, whole
 
 POSITIONS = ("keep", "stretch")
 LEARNED = ("bert", "roberta", "distilbert", "electra")  # a table with a row for each position
@@ -72,13 +72,16 @@ def stretch_positions(model: nn.Module, max_len: int) -> str:
         What was done, in words; empty if nothing was.
 
     Raises:
-        TypeError: if ``model`` is no module.
-        ValueError: if there is no encoder of text in ``model``.
+        TypeError: if ``model`` is no module, or ``max_len`` no whole number.
+        ValueError: if there is no encoder of text in ``model``, or ``max_len`` is below 1.
     """
     from linformers.linearize.encoders import find_encoders
 
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a module with a Hugging Face encoder, got {type(model).__name__}")
+    given(max_len=max_len)
+    whole(max_len=max_len)
+    at_least_one(max_len=max_len)
     encoders = find_encoders(model)
     if not encoders:
         raise ValueError(
@@ -86,7 +89,7 @@ def stretch_positions(model: nn.Module, max_len: int) -> str:
         )
     for _, encoder in encoders:
         check_positions(encoder.config, max_len, "stretch")
-    return "; ".join(filter(None, (stretch(encoder, max_len) for _, encoder in encoders)))
+    return "; ".join(filter(None, (stretch(encoder, int(max_len)) for _, encoder in encoders)))
 
 
 @torch.no_grad()

@@ -181,3 +181,22 @@ def check_opening(open_slots: int, method: str) -> None:
             f"open_slots={open_slots} needs slots that are means of disjoint tokens, and those of method={method!r} are {slots}; "
             "use method='mean', or open_slots=0"
         )
+
+
+def exact_keys(
+    projection: Projection, max_len: int, open_slots: int, local_window: int = 0, causal_block: int = 0
+) -> int:
+    """The most exact keys that a query of the longest input sees.
+
+    Args:
+        projection: the projection whose slots are opened.
+        local_window: positions of a block of exact neighbours; a segment that touches them is opened with all its keys.
+        causal_block: positions of a block of block-causal attention.
+    """
+    found = projection.owners(projection.max_len, None, projection.k, torch.device("cpu"))
+    if found is None:
+        return 0
+    tokens = found[0].flatten().bincount().repeat(max_len // projection.max_len)  # of every slot
+    opened = int(tokens.sort(descending=True).values[:open_slots].sum())
+    touching = 2 * (int(tokens.max()) - 1) if local_window else 0
+    return min(max_len, 2 * causal_block + 3 * local_window + touching + opened)

@@ -7,64 +7,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
-from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from linformers import limits
-from linformers.checks import at_least_one, given, one_of, shown, whole
+from linformers.checks import shown
 from linformers.linearize import modules
-from linformers.linearize.calibrate import Batch, Sample, check_batches, fit, slots_for
-from linformers.linearize.positions import POSITIONS, check_positions, stretch
-from linformers.linearize.projection import METHODS, check_opening, make_start
+from linformers.linearize.calibrate import Batch, Sample, check_batches, fit
+from linformers.linearize.plan import Plan, check, plain
+from linformers.linearize.positions import check_positions, stretch
+from linformers.linearize.projection import exact_keys
 from linformers.linearize.report import Left, Replaced, Report
 from linformers.projections.base import Projection
-from linformers.projections.make import SHARINGS
-
-CAUSAL = ("leave", "block", "absent")
-CROSS = ("leave", "linear")
-
-
-class Plan(NamedTuple):
-    """The arguments of :func:`linearize`."""
-
-    k: int | Sequence[int] | str
-    max_len: int
-    method: str
-    sharing: str
-    local_window: int
-    open_slots: int
-    causal: str
-    cross: str
-    block_size: int | None
-    calibration: Sequence[Batch]
-    share: float
-    fit_steps: int
-    positions: str
-
-    def slots(self, index: int, samples: Sequence[Sample]) -> int:
-        """The number of slots of the attention that is replaced as number ``index``."""
-        if self.k == "spectrum":
-            return min(self.max_len, slots_for(samples, self.share))
-        return self.k if isinstance(self.k, int) else int(self.k[index])
-
-    def start(
-        self, positions: int, slots: int, heads: int, channels: int, like: Tensor, block: bool = False
-    ) -> Projection:
-        """A projection with the device and dtype of ``like``."""
-        return make_start(
-            self.method,
-            positions,
-            slots,
-            heads=heads,
-            sharing=self.sharing,
-            channels=channels,
-            block=block,
-            device=like.device,
-            dtype=like.dtype,
-        )
 
 
 def linearize(
@@ -138,23 +92,24 @@ def linearize(
     """
     check_batches("calibration", calibration)
     plan = Plan(
-        int(k) if isinstance(k, Integral) else k,
-        max_len,
+        plain(k),
+        plain(max_len),
         method,
         sharing,
-        local_window,
-        open_slots,
+        plain(local_window),
+        plain(open_slots),
         causal,
         cross,
-        block_size,
+        plain(block_size),
         calibration or (),
         share,
-        fit_steps,
+        plain(fit_steps),
         positions,
     )
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a torch module, got {type(model).__name__}")
     check(plan)
+    max_len = plan.max_len
     encoders = _encoders(model)
     for _, encoder in encoders:
         check_positions(encoder.config, max_len, positions)
@@ -190,43 +145,6 @@ def linearize(
     return report
 
 
-def check(plan: Plan) -> None:
-    """Raise a ValueError for arguments that are out of range or contradict each other."""
-    one_of("method", plan.method, METHODS)
-    one_of("sharing", plan.sharing, SHARINGS[:3])
-    one_of("causal", plan.causal, CAUSAL)
-    one_of("cross", plan.cross, CROSS)
-    one_of("positions", plan.positions, POSITIONS)
-    sizes = {name: getattr(plan, name) for name in ("max_len", "local_window", "open_slots", "fit_steps")}
-    given(k=plan.k, share=plan.share, **sizes)
-    whole(block_size=plan.block_size, **sizes)
-    if plan.block_size is not None and plan.causal != "block":
-        raise ValueError(f"block_size={plan.block_size} has no meaning with causal={plan.causal!r}; use causal='block'")
-    if not isinstance(plan.k, str):
-        whole(**({f"k[{i}]": one for i, one in enumerate(plan.k)} if isinstance(plan.k, Sequence) else {"k": plan.k}))
-    at_least_one(max_len=plan.max_len)
-    limits.at_most("max_len", plan.max_len, limits.SIZE)
-    check_opening(plan.open_slots, plan.method)
-    if plan.local_window < 0 or plan.fit_steps < 0:
-        raise ValueError(
-            f"local_window and fit_steps must not be negative, got {plan.local_window} and {plan.fit_steps}"
-        )
-    if isinstance(plan.k, str):
-        one_of("k", plan.k, ("spectrum",))
-    for k in [plan.k] if isinstance(plan.k, int) else [] if isinstance(plan.k, str) else plan.k:
-        if not 1 <= k <= plan.max_len:
-            raise ValueError(f"k must be from 1 to max_len = {plan.max_len}, got {k}")
-        limits.check_parameters(plan.max_len * k if plan.method == "learnable" else 0)
-    if (plan.k == "spectrum" or plan.fit_steps) and not plan.calibration:
-        raise ValueError(
-            f"k={plan.k!r} with fit_steps={plan.fit_steps} needs inputs of the model; pass some as calibration=[...]"
-        )
-    if plan.fit_steps and plan.method == "mean":
-        raise ValueError(
-            f"fit_steps={plan.fit_steps}, but method='mean' has nothing to fit; use method='learnable' or 'content'"
-        )
-
-
 def select(found: Sequence[tuple[str, str]], layers: Sequence[int | str] | None) -> list[tuple[str, str]]:
     """Leave alone the attention that ``layers`` does not name.
 
@@ -238,7 +156,9 @@ def select(found: Sequence[tuple[str, str]], layers: Sequence[int | str] | None)
     if isinstance(layers, str) or not isinstance(layers, Sequence):
         raise TypeError(f"layers must be a list of numbers and names, got {shown(layers)}")
     asked: set[str] = set()
-    for layer in layers:
+    for layer in plain(list(layers)):
+        if isinstance(layer, bool) or not isinstance(layer, int | str):
+            raise TypeError(f"layers must be a list of numbers and names, got {shown(layer)} in it")
         if isinstance(layer, int):
             fitting = [found[layer][0]] if 0 <= layer < len(found) else []
         else:
@@ -314,12 +234,12 @@ def _convert_encoder(model: nn.Module, prefix: str, encoder: Any, plan: Plan, wa
             fitted.append(projection.state_dict())
             replaced.append(_replaced(name, k, plan, projection, errors))
     settings = {
-        "max_len": int(plan.max_len),  # of numpy, they could not be written to a file
+        "max_len": plan.max_len,
         "slots": slots,
         "method": plan.method,
         "sharing": plan.sharing,
-        "local_window": int(plan.local_window),
-        "open_slots": int(plan.open_slots),
+        "local_window": plan.local_window,
+        "open_slots": plan.open_slots,
     }
     for new, state in zip(convert(encoder, settings), fitted, strict=True):
         if new is not None and state is not None:
@@ -386,22 +306,3 @@ def _replaced(
         keys = exact_keys(projection, plan.max_len, plan.open_slots, plan.local_window, causal_block)
     before, after = errors or (None, None)
     return Replaced(name, k, how, before, after, keys)
-
-
-def exact_keys(
-    projection: Projection, max_len: int, open_slots: int, local_window: int = 0, causal_block: int = 0
-) -> int:
-    """The most exact keys that a query of the longest input sees.
-
-    Args:
-        projection: the projection whose slots are opened.
-        local_window: positions of a block of exact neighbours; a segment that touches them is opened with all its keys.
-        causal_block: positions of a block of block-causal attention.
-    """
-    found = projection.owners(projection.max_len, None, projection.k, torch.device("cpu"))
-    if found is None:
-        return 0
-    tokens = found[0].flatten().bincount().repeat(max_len // projection.max_len)  # of every slot
-    opened = int(tokens.sort(descending=True).values[:open_slots].sum())
-    touching = 2 * (int(tokens.max()) - 1) if local_window else 0
-    return min(max_len, 2 * causal_block + 3 * local_window + touching + opened)

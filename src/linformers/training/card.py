@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from linformers.files.whole import write_text
-from linformers.training.checking import OF_CLASSIFY
+from linformers.training.checking import of_other_tasks
 from linformers.training.runs import FINAL, Run
 from linformers.training.verdict import against, verdict
 
@@ -24,13 +24,6 @@ ATTENTION = {
     "full": " with full attention",
     "local": " with attention to neighbours alone",
     "none": " without self-attention",
-}
-# Settings that only one task has.
-OF_TASK = {
-    "mlm": ("mask_share",),
-    "clm": (),
-    "seq2seq": ("cross_attention", "target_n", "noise", "noise_share"),
-    "classify": (*OF_CLASSIFY, "pooling"),
 }
 # Settings that are paths of a machine, or say nothing about the model.
 LEFT_OUT = ("data", "targets", "tokenizer", "source", "threads", "workers", "keep", "save_steps", "log_steps", "log_to")
@@ -101,7 +94,7 @@ def card(run: Run, results: Mapping[str, Any]) -> str:
 
 def left_out(task: str) -> set[str]:
     """The settings that a card does not show: paths, and what only other tasks have."""
-    return {name for other, names in OF_TASK.items() if other != task for name in names} | set(LEFT_OUT)
+    return {name for name, _ in of_other_tasks(task)} | set(LEFT_OUT)
 
 
 def limits_of(settings: Mapping[str, Any]) -> str:

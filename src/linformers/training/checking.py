@@ -1,5 +1,6 @@
 """Checks of the settings of a run: numbers out of range, and settings that do not fit together."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from linformers import limits
@@ -14,7 +15,13 @@ POSITIVE = (
     *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads", "sequence_parallel"),
 )
 NOT_NEGATIVE = ("eval_batches", "patience", "workers", "weight_decay", "clip", "seed")
-OF_CLASSIFY = ("class_weights", "label_smoothing", "token_dropout", "label_separator", "long")
+# Settings that only one task has.
+OF_TASK = {
+    "mlm": ("mask_share",),
+    "clm": (),
+    "seq2seq": ("cross_attention", "target_n", "noise", "noise_share"),
+    "classify": ("class_weights", "label_smoothing", "token_dropout", "label_separator", "long", "pooling"),
+}
 OF_SOURCE = ("freeze_body", "body_rate")
 
 
@@ -53,14 +60,22 @@ def check(values: dict[str, Any]) -> None:
         )
 
 
+def of_other_tasks(task: str) -> Iterator[tuple[str, str]]:
+    """The settings that a task does not have, each with the task that has it."""
+    return ((name, other) for other, names in OF_TASK.items() if other != task for name in names)
+
+
 def check_meaning(values: dict[str, Any]) -> None:
     """Raise a ValueError for settings that have no effect with the task, or without a source."""
     task = values["task"]
-    for name in OF_CLASSIFY:
-        if values.get(name) not in (None, DEFAULTS.get(name)) and task != "classify":
-            raise ValueError(
-                f"{option(name)} {values[name]} is for --task classify, and the task is {task}; leave it out, or give --task classify"
-            )
+    for name, other in of_other_tasks(task):
+        default = values["n"] if name == "target_n" else DEFAULTS.get(name)
+        decided = name == "pooling" and values.get("source")  # by the source
+        if decided or values.get(name) in (None, default):
+            continue
+        raise ValueError(
+            f"{option(name)} {values[name]} is for --task {other}, and the task is {task}; leave it out, or give --task {other}"
+        )
     for name in OF_SOURCE:
         if values[name] != DEFAULTS[name] and not values.get("source"):
             given = option(name) if values[name] is True else f"{option(name)} {values[name]}"

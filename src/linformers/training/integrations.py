@@ -1,12 +1,16 @@
 """Where metrics go beside the files of a run: the integrations of transformers' Trainer."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from linformers.training.options import option
 
+# Their packages have other names, or they need more than a package.
+UNNAMED = ("azure_ml", "flyte", "kubeflow")
+
 
 def check_integrations(names: Sequence[str] | None) -> None:
-    """Raise a ValueError for integrations that transformers does not know, or whose package is not installed."""
+    """Raise a ValueError for integrations that transformers does not know, or which are not available."""
     if not names:
         return
     from transformers.integrations.integration_utils import (
@@ -20,6 +24,8 @@ def check_integrations(names: Sequence[str] | None) -> None:
                 f"{option('log_to')} {name} is not an integration of transformers; there are {', '.join(INTEGRATION_TO_CALLBACK)}"
             )
         if name not in get_available_reporting_integrations():
-            raise ValueError(
-                f"{option('log_to')} {name} needs a package that is not installed; run: pip install {name}"
-            )
+            if name in UNNAMED or find_spec(name) is not None:
+                why = "is not available here; transformers' page about callbacks says what it needs besides its package"
+            else:
+                why = f"needs a package that is not installed; run: pip install {name}"
+            raise ValueError(f"{option('log_to')} {name} {why}")

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from linformers import limits
+from linformers.data.vocabulary import table_size
 from linformers.files.checked import read_object, text
 from linformers.hf import (
     LinformerConfig,
@@ -83,7 +84,7 @@ def configuration(settings: Settings, tokenizer: Any, labels: list[str], several
     if settings.task == "classify":
         options = class_options(labels, several)
     return LinformerConfig(
-        vocab_size=len(tokenizer),
+        vocab_size=table_size(tokenizer),
         hidden_size=settings.width,
         num_hidden_layers=settings.depth,
         num_attention_heads=settings.heads,
@@ -137,7 +138,7 @@ def check_memory(settings: Settings, tokenizer: Any = None, labels: Sequence[str
     Args:
         tokenizer: None before there is one; the vocabulary then counts as a small one.
     """
-    config = configuration(settings, tokenizer or Tokens(), list(labels))
+    config = configuration(settings, Tokens() if tokenizer is None else tokenizer, list(labels))
     limits.check_configuration(config, limits.machine_memory())
 
 
@@ -174,8 +175,12 @@ class Tokens:
 
     pad_token_id, bos_token_id, eos_token_id = 0, 1, 2
 
-    def __len__(self) -> int:
-        return 1000
+    def __init__(self, count: int = 1000) -> None:
+        self.count = count
+
+    def get_vocab(self) -> dict[str, int]:
+        """The last token, which decides the size of the vocabulary."""
+        return {"": self.count - 1}
 
 
 def load(directory: Path, task: str) -> Any:

@@ -17,7 +17,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from linformers.nn.attention import Attention
-from linformers.parallel import Part, gather, has_rows, own_rows, owned_parameters, sequence_parallel
+from linformers.parallel import gather, own_rows, owned_parameters, sequence_parallel
+from linformers.parallel.rows import has_rows
+from linformers.parallel.sequence import Part
 from linformers.private import leave_out_of_ddp
 from linformers.training import processes, sharding
 from linformers.training.metrics import Tally

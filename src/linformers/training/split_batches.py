@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from linformers.labels import IGNORED
 from linformers.models.processes import obstacles
 from linformers.models.stack import Linformer
-from linformers.parallel import Part
+from linformers.parallel.sequence import Part
 from linformers.training.options import spoken
 from linformers.training.ranks import Ranks, multiple_of
 from linformers.training.settings import Settings

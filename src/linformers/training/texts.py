@@ -14,7 +14,7 @@ from torch import Tensor
 from linformers.checks import at_least_one, one_of
 from linformers.data.batches import pad
 from linformers.data.examples import Long, around
-from linformers.data.vocabulary import Encoder
+from linformers.data.vocabulary import without_marks
 from linformers.models.windows import window_starts
 
 BATCH = 32
@@ -122,14 +122,13 @@ def encode(texts: Sequence[str], tokenizer: Any) -> list[NDArray[np.int64]]:
         ValueError: for a text without a token.
     """
     found: list[NDArray[np.int64]] = []
-    own = Encoder(tokenizer) if getattr(tokenizer, "is_fast", False) else None
+    unknown = tokenizer.unk_token_id
+    special = [i for i in tokenizer.all_special_ids if i != unknown]
+    options = {"add_special_tokens": False, "split_special_tokens": True, "verbose": False}
     for begin in range(0, len(texts), AT_ONCE):
-        some = list(texts[begin : begin + AT_ONCE])
-        if own is not None:
-            found += own(some)
-            continue
+        rows = tokenizer(list(texts[begin : begin + AT_ONCE]), **options)["input_ids"]
         found += [
-            np.array(ids, np.int64) for ids in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]
+            without_marks(ids, np.isin(ids, special), unknown) for ids in (np.array(row, np.int64) for row in rows)
         ]
     for i, (text, ids) in enumerate(zip(texts, found, strict=True)):
         if not len(ids) or not text.strip():

@@ -62,7 +62,7 @@ def measure(
     """Run an experiment under a progress bar, print its tables, and write its result and a plot if ``--out`` is given."""
     from linformers.experiments import bench_results
 
-    console = Console()
+    console = Console(markup=False)
     if common.rounds is not None and hasattr(settings, "budget"):
         settings = dataclasses.replace(settings, budget=None)  # exactly as many rounds as the user asked for
     with bench_results.progress(steps) as (say, advance):

@@ -66,7 +66,7 @@ def scaling(
     assumed = experiment.Settings(**given)
     steps = len(assumed.lengths) * len(assumed.gpus) * len(experiment.RECOMPUTE)
     report(experiment.run, assumed, steps, common, tables)
-    Console().print(assumptions(assumed), highlight=False, soft_wrap=True)
+    Console(markup=False).print(assumptions(assumed), highlight=False, soft_wrap=True)
 
 
 def assumptions(settings: Any) -> str:

@@ -53,7 +53,7 @@ def time(
         num_heads=num_heads,
         hidden_dim=hidden_dim,
     )
-    console = Console()
+    console = Console(markup=False)
     if framework == "keras":
         from linformers.keras import prediction_time as keras_prediction_time
 
