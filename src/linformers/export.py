@@ -30,6 +30,9 @@ SUFFIXES = {"onnx": ".onnx", "torch-export": ".pt2"}
 TOLERANCE = 1e-4
 LARGEST_FILE = 1_900_000_000  # a protobuf, and so a single ONNX file, is limited to 2 GB
 
+# Of a model without a maximum length: that of its export, because torch's attention in a graph takes no more, and of the inputs it is compared with.
+LONGEST, LONGEST_COMPARED = 65_535, 96
+
 Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
@@ -63,13 +66,19 @@ class Exported:
 
 
 class TextForward(nn.Module):
-    """The exported function of a model: tensors in, a tuple of tensors out."""
+    """The exported function of a model: tensors in, a tuple of tensors out.
+
+    Args:
+        max_len: the longest input of the model; None for any.
+        target_len: its longest target; None for any, or for no targets.
+    """
 
     names: tuple[str, ...] = ("input_ids", "attention_mask")
 
-    def __init__(self, model: Any, max_len: int, target_len: int | None = None) -> None:
+    def __init__(self, model: Any, max_len: int | None, target_len: int | None = None) -> None:
         super().__init__()
-        self.model, self.max_len, self.target_len = model, max_len, target_len
+        self.model, self.max_len, self.target_len = model, max_len or LONGEST, target_len or LONGEST
+        self.compared = max_len or LONGEST_COMPARED  # the longest input that is compared
         self.outputs: list[str] = []
 
     def answer(self, **inputs: Tensor) -> tuple[Tensor, ...]:
@@ -247,7 +256,7 @@ def wrap(model: Any) -> TextForward:
 
 def write(forward: TextForward, path: Path, format: str, external: bool) -> Run:  # noqa: A002
     """Export to ``path``, and return a function that runs the file."""
-    example, shapes = make_inputs(forward, 2, example_length(forward.max_len)), dynamic_shapes(forward)
+    example, shapes = make_inputs(forward, 2, example_length(forward.compared)), dynamic_shapes(forward)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, about its internals and about names that two inputs share
         forward(**example)  # records the names of the outputs
@@ -296,7 +305,7 @@ def dynamic_shapes(forward: TextForward) -> dict[str, dict[int, Any]]:
     if isinstance(forward, ImageForward):
         return {"pixel_values": {0: batch}}
     length = Dim("length", min=1, max=forward.max_len)
-    target = None if forward.target_len is None else Dim("target_length", min=1, max=forward.target_len)
+    target = Dim("target_length", min=1, max=forward.target_len)
     choices = {1: Dim("choices", min=1, max=1024)} if is_choice(forward.model) else {}
     return {
         name: {0: batch, **choices, 1 + len(choices): target if name.startswith("decoder") else length}
@@ -323,7 +332,7 @@ def make_inputs(
     low = min(1 + max(-1, config.pad_token_id or -1), config.vocab_size - 1)
     inputs = {}
     for name in forward.names:
-        n = min(length - (length > 4), forward.target_len or length) if name.startswith("decoder") else length
+        n = min(length - (length > 4), forward.target_len) if name.startswith("decoder") else length
         shape = (batch, *choices, n)
         if name.endswith("mask"):
             real = torch.randint(1, n + 1, (*shape[:-1], 1), generator=g) if masked != "whole" else torch.tensor(n)
@@ -343,7 +352,7 @@ def compare(forward: TextForward, run: Run, tolerance: float) -> Iterator[Check]
     Raises:
         ValueError: if they differ by more than ``tolerance``.
     """
-    longest = forward.max_len
+    longest = forward.compared
     sizes = sorted({(1, 1), (3, min(2, longest)), (1, longest), (2, example_length(longest)), (3, (longest + 1) // 2)})
     if isinstance(forward, ImageForward):
         sizes = [(1, longest), (3, longest)]

@@ -35,7 +35,7 @@ def has_global_hook() -> bool:
 
 
 def are_functorch_transforms_active() -> bool:
-    """Whether ``torch.func`` transforms run, which cannot see into gradients that are written by hand."""
+    """Whether ``torch.func`` transforms run, which cannot see into gradients that are written by hand, and may run many samples as one."""
     return torch._C._are_functorch_transforms_active()
 
 

@@ -10,7 +10,7 @@ import torch
 from hf_cases import MODELS, N, make, make_ids
 
 from linformers.cli import app
-from linformers.export import compare, export, load, need, wrap
+from linformers.export import compare, dynamic_shapes, export, load, make_inputs, need, wrap
 from linformers.hf import (
     LinformerForCausalLM,
     LinformerForMaskedLM,
@@ -70,6 +70,8 @@ def test_a_program_gives_what_the_model_gives(tmp_path, kind):
                 {"position_embedding_type": "rotary", "head_dim": 4, "sharing": "none", "method": "max"},
                 {"attention": "local", "local_window": 4},
                 {"method": "convolution", "sharing": "kv"},
+                {"method": "content", "sharing": "none", "local_window": 4},
+                {"method": "mean", "open_slots": 2},
             )
         ),
     ],
@@ -79,6 +81,32 @@ def test_the_options_of_a_model_export_too(tmp_path, options):
     result = export(make(LinformerForQuestionAnswering, **SMALL, **options), tmp_path / "model.onnx")
     assert result.outputs == ["start_logits", "end_logits"]
     assert ("token_type_ids" in result.inputs) == ("type_vocab_size" in options)
+
+
+ANY_LENGTH = {"method": "content", "max_position_embeddings": None}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kind", [LinformerForMaskedLM, LinformerForCausalLM])
+def test_a_model_of_any_length_exports_too(tmp_path, kind):
+    model = make(kind, **SMALL, **ANY_LENGTH).eval()
+    result = export(model, tmp_path / "model.pt2", format="torch-export")
+    assert result.max_len == 65_535
+    program, ids = torch.export.load(tmp_path / "model.pt2").module(), make_ids(2, 300)
+    found = program(input_ids=ids, attention_mask=torch.ones_like(ids))[0]
+    torch.testing.assert_close(found, model(ids)[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_of_any_length_is_compared_at_some():
+    for kind in (LinformerForMaskedLM, LinformerForSeq2SeqLM):
+        forward = wrap(make(kind, **SMALL, **ANY_LENGTH).eval())
+        forward(**make_inputs(forward, 1, 3))
+        shapes = dynamic_shapes(forward)
+        assert {shapes[name][1].max for name in forward.names} == {65_535}
+        checks = list(
+            compare(forward, lambda inputs, run=forward: dict(zip(run.outputs, run(**inputs), strict=True)), 0.0)
+        )
+        assert {check.length for check in checks} >= {1, 96}
 
 
 @pytest.mark.thorough

@@ -156,7 +156,7 @@ def test_compiled_and_exported(options):
 
 def test_a_decoder_opens_what_it_needs_of_its_source():
     sizes = {"num_tokens": 50, "enc_input_size": 40, "dec_input_size": 32, "channels": 16, "dim_k": 8, "nhead": 2}
-    model = LinformerEncDec(**sizes, method="mean", open_slots=2).double().eval()
+    model = LinformerEncDec(**sizes, method="mean", open_slots=2, open_reach=30).double().eval()
     source, target = torch.randint(50, (2, 33)), torch.randint(50, (2, 20))
     mask = torch.arange(33) < torch.tensor([33, 14])[:, None]
     with torch.no_grad():
@@ -188,6 +188,8 @@ def test_refusals_say_what_to_do():
         LinearMultiheadAttention(12, 3, open_slots=2)
     with pytest.raises(ValueError, match=r"open_reach=5 has no meaning without open_slots"):
         Linformer(64, 16, 16, open_reach=5)
+    with pytest.raises(ValueError, match=r"open_reach=5 is for causal=True: an encoder has all keys at once"):
+        Linformer(64, 16, 16, method="mean", open_slots=2, open_reach=5)
     with pytest.raises(ValueError, match=r"open_slots=2 has no meaning with attention='full'"):
         Linformer(64, 16, 16, method="mean", attention="full", open_slots=2)
     with pytest.raises(ValueError, match=r"open_slots needs exact keys of the whole sequence"):

@@ -130,4 +130,6 @@ def test_longer_inputs_and_empty_ones_are_errors_and_empty_batches_are_not(optio
     with pytest.raises(ValueError, match="empty sequence"):
         stack(inputs(2, 0), torch.zeros(2, 0, dtype=torch.bool))
     assert stack(inputs(0, 5)).shape == (0, 5, CHANNELS)
-    assert stack(inputs(0, N), torch.zeros(0, N, dtype=torch.bool)).shape == (0, N, CHANNELS)
+    nothing = torch.zeros(0, N, dtype=torch.bool)
+    assert stack(inputs(0, N), nothing).shape == (0, N, CHANNELS)
+    assert stack(inputs(0, N), nothing, need_weights=True)[0].shape == (0, N, CHANNELS)

@@ -23,7 +23,7 @@ METHODS = ("learnable", "no_params", "convolution", "mean", "max")
 STACKS = {
     name: options
     for name, options in ENCODERS.items()
-    if not (name.startswith(("full", "window", "reversible")) or name == "local")
+    if not (name.startswith(("full", "window", "reversible", "opened")) or name in ("local", "content, reversible"))
 }
 
 

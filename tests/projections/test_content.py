@@ -177,10 +177,20 @@ def test_fewer_slots_in_later_layers_use_the_first_columns():
     assert model(torch.randn(1, 9, 8)).shape == (1, 9, 8)
 
 
+@pytest.mark.parametrize(("k", "block"), [(5, 64), (256, 64), (257, 65), (300, 75)])
+def test_causal_blocks_have_at_least_a_quarter_of_the_slots(k, block):
+    layer = LinearMultiheadAttention(8, 2, proj_k=k, method="content", causal=True)
+    stack = Linformer(None, 8, [3, k], depth=2, method="content", causal=True)
+    assert layer.block_size == stack.layers[0].attention.block == stack.layers[1].attention.block == block
+
+
 @pytest.mark.parametrize("sharing", ["none", "headwise", "kv"])
 def test_the_usual_xavier_loop_leaves_the_scale(sharing):
     projection = make_projection(None, 128, heads=8, sharing=sharing, method="content", channels=512)
     start = projection.weight.std()
+    assert start.item() == pytest.approx(
+        2 * 512**-0.5, rel=0.02
+    )  # logits of normalised inputs have a standard deviation of 2
     nn.init.xavier_uniform_(projection.weight)
     assert 0.3 < projection.weight.std() / start < 2
 
@@ -191,6 +201,22 @@ def test_resampling_changes_the_slots_and_keeps_the_length_open():
     assert model.projection.weight.shape == (8, 8)
     assert model(torch.randn(1, 30, 8)).shape == (1, 30, 8)
     assert model.input_size is None
+    causal = LinearMultiheadAttention(8, 2, proj_k=K, method="content", causal=True)
+    for module in (model, model.projection, causal):
+        with pytest.raises(ValueError, match="these content slots take inputs of any length; leave max_len out"):
+            resample(module, max_len=50)
+    assert model.input_size is causal.seq_len is None
+
+
+@pytest.mark.parametrize("options", [{}, {"local_window": BLOCK}, {"causal": True, "block_size": BLOCK}])
+def test_resampling_changes_a_maximum_length(options):
+    layer = LinearMultiheadAttention(8, 2, seq_len=N, proj_k=K, method="content", batch_first=True, **options)
+    stack = Linformer(N, 8, K, method="content", **options)
+    x = torch.randn(1, 3 * N, 8)
+    for module in (layer, stack):
+        resample(module, max_len=3 * N)
+    assert (layer.seq_len, stack.input_size) == (3 * N, 3 * N)
+    assert layer(x, x, x)[0].shape == stack(x).shape == x.shape
 
 
 def test_errors_say_what_to_do():

@@ -1,6 +1,7 @@
 """Runs that begin with trained weights: what is taken, what is refused, and that they resume without their source."""
 
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from linformers.data.vocabulary import train_tokenizer
 from linformers.hf import LinformerConfig, LinformerForMaskedLM, LinformerForSequenceClassification
 from linformers.linearize import linearize
 from linformers.training import Settings, classify, embed, fill_mask, load_run, train
+from linformers.training.taking import Taken, change_sizes
 
 FINE = {"max_steps": 2, "eval_steps": 1, "batch_size": 8, "eval_batches": 1}
 SIZES = {
@@ -259,3 +261,13 @@ def test_a_full_disk_keeps_the_run_that_is_to_be_replaced(sources, table, tmp_pa
     assert not list(out.glob(".partial*"))
     train(settings, out, resume=False, progress=False)
     assert load_run(out).settings.seed == 1
+
+
+def test_an_encoder_decoder_of_any_length_takes_any_n_and_keeps_its_slots():
+    sizes = SIZES | {"max_position_embeddings": None, "num_hidden_layers": 2, "proj_k": [4, 6]}
+    body = SimpleNamespace(config=LinformerConfig(**sizes, method="content", is_encoder_decoder=True))
+    report = Taken()
+    change_sizes(body, Settings(n=64, k=6), report)
+    assert report.resampled == []
+    with pytest.raises(ValueError, match="--k is 4, and the source has 6; a seq2seq model has two lengths"):
+        change_sizes(body, Settings(n=64, k=4), report)

@@ -146,7 +146,7 @@ class LinformerModel(LinformerPreTrainedModel):
         super().__init__(config)
         options = config.shared()
         if not config.is_decoder:
-            options["block_size"] = None
+            options["block_size"] = options["open_reach"] = None
         has_context = context_size is not None or context_channels is not None
         if not has_context:
             options["cross_attention"] = "same"

@@ -22,7 +22,9 @@ SHARED = tuple(field.name for field in fields(TokenOptions))
 CONTEXT = ("context_size", "context_channels")  # follow from the encoder
 # The options of each side: the encoder is not causal and has no context, the decoder is causal.
 ENCODER = tuple(
-    name for name in SHARED if name not in ("causal", "block_size", "context_k", "cross_attention", *CONTEXT)
+    name
+    for name in SHARED
+    if name not in ("causal", "block_size", "open_reach", "context_k", "cross_attention", *CONTEXT)
 )
 DECODER = tuple(name for name in (*SHARED, "tie_weights") if name not in ("causal", "local_window", *CONTEXT))
 

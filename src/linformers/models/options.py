@@ -239,6 +239,10 @@ class StackOptions(Shared):
                 f"block_size={self.block_size} is for causal=True; for encoders, use local_window",
             ),
             (
+                self.open_reach is not None and not self.causal,
+                f"open_reach={self.open_reach} is for causal=True: an encoder has all keys at once",
+            ),
+            (
                 self.open_slots and "linformer" not in (self.kind, self.cross_kind if self.has_context else ""),
                 f"open_slots={self.open_slots} has no meaning with attention={self.kind!r}, which has no slots",
             ),

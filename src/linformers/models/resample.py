@@ -17,7 +17,8 @@ def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = N
     - Another ``k`` takes the first columns, or repeats them in turn. At a multiple of the old k the outputs are exactly
       the same but for ``noise``, without which training would keep the copies equal. (Where slots share a softmax
       with exact keys, in causal layers and with a window, more copies get more weight.)
-    - ``convolution`` stretches its kernel to the new segments; ``mean`` and ``max`` have nothing to stretch.
+    - ``convolution`` stretches its kernel to the new segments; ``mean`` and ``max`` have nothing to stretch, and ``content`` has no
+      maximum length unless it was given one.
     - A causal layer keeps its block size: a longer one has more blocks, and old inputs give the old outputs exactly.
     - Learned positions are stretched, other positions need no change.
 

@@ -315,7 +315,7 @@ class Linformer(nn.Module):
             block = attentions[0].block
             slots = None if k is None else block_sizes(length, k, block)[1]
         for projection in owned:
-            projection.resample_(None if self.causal else max_len, slots, noise)
+            projection.resample_(None if self.causal and not content else max_len, slots, noise)
         for attention in attentions:
             attention.slots = slots or attention.slots
             in_blocks = self.causal and not content and length is not None

@@ -343,7 +343,9 @@ def sum_of_others(x: Tensor) -> Tensor:
     Computed by sums from both ends: subtracting from the total would leave rounding errors where the sum is empty.
     """
     m = x.shape[2]
-    if in_turn(x):
+    if (
+        in_turn(x) and m > 2
+    ):  # with fewer blocks nothing is added up; slices keep the parameters in the graph, which DDP expects
         parts, empty = x.unbind(2), [torch.zeros_like(x[:, :, 0])] * 2
         pairs = zip([*empty, *accumulate(parts)][:m], [*empty, *accumulate(parts[::-1])][:m][::-1], strict=True)
         return torch.stack([before + after for before, after in pairs], 2)

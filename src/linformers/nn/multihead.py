@@ -214,9 +214,10 @@ class LinearMultiheadAttention(TorchMaps):
             self.projection.resample_(max_len, k, noise)
             return
         length = max_len or self.seq_len
-        if k is not None:
-            slots = k if length is None or self._content else block_sizes(length, k, self.block_size)[1]
-            self.projection.resample_(k=slots, noise=noise)
+        if self._content:
+            self.projection.resample_(max_len, k, noise)
+        elif k is not None and length is not None:
+            self.projection.resample_(k=block_sizes(length, k, self.block_size)[1], noise=noise)
         self._causal_len = length
 
     @property

@@ -6,6 +6,8 @@ Axes: b batch, n positions, d channels.
 import torch
 from torch import Tensor
 
+from linformers.private import are_functorch_transforms_active
+
 
 def blank(x: Tensor, keep: Tensor | None) -> Tensor:
     """Zero what is not kept: ``(b, s, d)`` with ``(b, s)``. A fill, not a product, so that even NaN in padding is harmless."""
@@ -13,8 +15,12 @@ def blank(x: Tensor, keep: Tensor | None) -> Tensor:
 
 
 def readable(x: Tensor) -> bool:
-    """Whether code may depend on the values of ``x``: not while a graph is recorded, nor on the meta device, which has none."""
-    return not (x.is_meta or torch.compiler.is_compiling() or torch.jit.is_tracing())  # type: ignore[attr-defined]
+    """Whether code may depend on the values of ``x``.
+
+    Not while a graph is recorded, nor on the meta device, which has none, nor in ``torch.func.vmap``, where they are those of many samples.
+    """
+    graph = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
+    return not (graph or x.is_meta or are_functorch_transforms_active())
 
 
 def align_left(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

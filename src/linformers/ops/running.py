@@ -63,7 +63,7 @@ class RunningSlots(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, shares: Tensor, block: int, fewest: float, gradients: bool
     ) -> Tensor:
-        seen = Seen(q, k, v, shares, block, fewest)
+        seen = SeenByBlocks(q, k, v, shares, block, fewest)
         out, total = torch.empty_like(seen.q), torch.empty_like(seen.q[..., 0])
         kept = seen.new_sums(seen.blocks - 2 if gradients else 1)
         for i in range(seen.blocks):
@@ -83,7 +83,7 @@ class RunningSlots(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, shares, kept, out, total = ctx.saved_tensors
         with torch.autocast("cpu", enabled=False):  # as in the forward pass
-            seen = Seen(q, k, v, shares, *ctx.sizes)
+            seen = SeenByBlocks(q, k, v, shares, *ctx.sizes)
             d_rows, d_q = seen.to_rows(d_out, 0.0), torch.empty_like(seen.q)
             d_both, d_shares = torch.zeros_like(seen.both), torch.zeros_like(shares)
             d_sums, d_count = torch.zeros_like(kept[0]), torch.zeros_like(seen.count[:, :, 0])
@@ -109,7 +109,7 @@ class RunningSlots(torch.autograd.Function):
             return seen.to_heads(d_q), d_k, d_v, d_shares, None, None, None
 
 
-class Seen:
+class SeenByBlocks:
     """The keys and values that the queries of each block see: slots, the previous block, the own block.
 
     They have one more channel, as in :func:`linformers.ops.linformer.with_counts`: 1 in each query, the logarithm of the tokens in each slot.

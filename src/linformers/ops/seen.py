@@ -110,7 +110,7 @@ def segment_rows(x: Tensor, segments: Segments) -> Tensor:
     if places.shape[0] == 1:
         rows = x.index_select(2, places.flatten())
     else:
-        rows = x.gather(2, places.view(b, 1, -1, 1).expand(b, g, -1, d))
+        rows = x.gather(2, places.flatten(1)[:, None, :, None].expand(b, g, -1, d))
     return rows.view(b, g, *places.shape[1:], d).masked_fill(~member[:, None, ..., None], 0.0)
 
 

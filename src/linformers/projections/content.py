@@ -90,8 +90,10 @@ class Content(Projection):
 
     @torch.no_grad()
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> Projection:
-        old_k, limited = self.k, self.max_len != NO_LIMIT
-        super().resample_(max_len if limited else None, k)
+        if max_len is not None and self.max_len == NO_LIMIT:
+            raise ValueError("these content slots take inputs of any length; leave max_len out")
+        old_k = self.k
+        super().resample_(max_len, k)
         if self.k != old_k:
             weight = self.weight.unflatten(1, (self.heads, old_k))
             weight = weight[..., torch.arange(self.k, device=weight.device) % old_k]
@@ -111,35 +113,6 @@ class Assigned(NamedTuple):
 
     projection: Content
     shares: Tensor  # (b, heads, s, k)
-
-    @property
-    def linear(self) -> bool:
-        """Always True: the mean commutes with a linear map of the channels, and its bias has a mass of one."""
-        return True
-
-    @property
-    def parts(self) -> int:
-        """Always 1: keys and values have the same shares."""
-        return 1
-
-    @property
-    def heads(self) -> int:
-        """The number of heads with shares of their own, 1 if all have the same."""
-        return self.projection.heads
-
-    @property
-    def k(self) -> int:
-        """The number of slots."""
-        return self.shares.shape[-1]
-
-    @property
-    def max_len(self) -> int:
-        """The longest input."""
-        return self.projection.max_len
-
-    def cost(self, length: int) -> int:
-        """Multiplications per channel of shortening ``length`` positions once."""
-        return self.projection.cost(length)
 
     def __call__(self, x: Tensor, keep: Tensor | None = None, part: int = KEY, k: int | None = None) -> Slots:
         """Shorten ``x`` ``(b, h or 1, s, d)``."""
@@ -161,7 +134,7 @@ class Assigned(NamedTuple):
         self, sums: Sums, x: Tensor, offset: int, keep: Tensor | None = None, part: int = KEY, k: int | None = None
     ) -> None:
         """Add this input, a chunk, to the sums of the whole sequence."""
-        add_to(sums, self.partial(x, offset, self.max_len, keep))
+        add_to(sums, self.partial(x, offset, self.projection.max_len, keep))
 
 
 def add_up(shares: Tensor, x: Tensor) -> Tensor:

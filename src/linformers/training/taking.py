@@ -120,16 +120,16 @@ def parents(module: nn.Module, name: str) -> list[nn.Module]:
 def change_sizes(body: Any, settings: Settings, report: Taken) -> None:
     """Resample one of this project's models to the n and k of the settings."""
     config = body.config
+    n, slots = config.max_position_embeddings, config.slots
+    k = slots if isinstance(slots, int) else max(slots)
     if config.is_encoder_decoder:
-        for name, old in (("n", config.max_position_embeddings), ("k", config.slots)):
-            if getattr(settings, name) != old:
+        for name, old in (("n", n), ("k", k)):
+            if old is not None and getattr(settings, name) != old:  # without a maximum length, any n fits
                 raise ValueError(
                     f"--{name} is {getattr(settings, name)}, and the source has {old}; a seq2seq model has two lengths and is not "
                     f"resampled: leave --{name} out"
                 )
         return
-    n, slots = config.max_position_embeddings, config.slots
-    k = slots if isinstance(slots, int) else max(slots)
     longer = settings.n if n is not None and settings.n != n else None
     wider = settings.k if settings.k != k and config.attention == "linformer" else None
     if longer is None and wider is None:
