@@ -12,6 +12,10 @@ Or by regression on the vectors of an encoder that read the whole speeches, with
     python benchmarks/speeches.py sotu --rows speeches.jsonl
     linformers embed my-linear-bert --file speeches.jsonl --long windows --normalize --out speeches.npy
     python benchmarks/speeches.py sotu --vectors speeches.npy
+
+Or by regression on counts of words and pairs of words, the baseline of `linformers train`:
+
+    python benchmarks/speeches.py sotu --words
 """
 
 import argparse
@@ -26,6 +30,7 @@ from typing import Any
 import numpy as np
 
 from linformers.data import prepare
+from linformers.data.word_counts import WordCounts
 from linformers.training import Settings, classify, load_run, train
 
 BOUNDS = (1830, 1870, 1910, 1950, 1990)  # six periods
@@ -80,10 +85,28 @@ def regress(parts: list[list[Path]], files: list[Path], vectors: Any) -> list[tu
     answers = []
     for held in parts:
         rest = [file for part in parts if part is not held for file in part]
-        model = LogisticRegressionCV(Cs=10, max_iter=2000, use_legacy_attributes=False, scoring="accuracy")
+        model = LogisticRegressionCV(
+            Cs=10, l1_ratios=(0,), max_iter=2000, use_legacy_attributes=False, scoring="accuracy"
+        )
         model.fit(vectors[[row[file] for file in rest]], [period(file) for file in rest])
         predicted = model.predict(vectors[[row[file] for file in held]])
         answers += [(period(file), str(label)) for file, label in zip(held, predicted, strict=True)]
+    return answers
+
+
+def count_words(parts: list[list[Path]]) -> list[tuple[str, str]]:
+    """True and predicted periods, by logistic regression on TF-IDF of words; the next fold chooses the penalty."""
+    periods = sorted({period(file) for part in parts for file in part})
+    answers = []
+    for i, held in enumerate(parts):
+        choosing = parts[(i + 1) % len(parts)]
+        rest = [file for part in parts if part is not held and part is not choosing for file in part]
+        (texts, classes), held_out = (
+            ([file.read_text(errors="replace") for file in some], np.array([periods.index(period(f)) for f in some]))
+            for some in (rest, choosing)
+        )
+        found = WordCounts(texts, classes, len(periods), held_out)([file.read_text(errors="replace") for file in held])
+        answers += [(period(file), periods[j]) for file, j in zip(held, found.argmax(1), strict=True)]
     return answers
 
 
@@ -129,6 +152,7 @@ def main() -> None:
         "--rows", type=Path, help="only write the speeches and their periods to this file of JSON lines"
     )
     parser.add_argument("--vectors", type=Path, help="a .npy file with a row for each line of --rows")
+    parser.add_argument("--words", action="store_true", help="regression on TF-IDF of words and pairs of words")
     parser.add_argument("--table", type=Path, metavar="FOLDER", help="print the results in FOLDER")
     args = parser.parse_args()
     if args.table:
@@ -140,8 +164,8 @@ def main() -> None:
         print(rows(args.rows, files))
         return None
     parts = deal(files, args.folds)
-    if args.vectors:
-        answers = regress(parts, files, np.load(args.vectors))
+    if args.vectors or args.words:
+        answers = regress(parts, files, np.load(args.vectors)) if args.vectors else count_words(parts)
         right = sum(true == predicted for true, predicted in answers)
         low, high = interval(right, len(answers))
         print(f"{right / len(answers):.1%} of {len(answers)}, 95 % interval {low:.1%} to {high:.1%}")
