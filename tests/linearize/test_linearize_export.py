@@ -9,12 +9,9 @@ from linformers.linearize import linearize
 
 
 # Not BERT alone: the others differ in what is around their attention.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("name", "window"),
-    [
-        ("bert", 0),
-        *(pytest.param(name, 3 * (name in ("bert", "modernbert")), marks=pytest.mark.thorough) for name in NAMES),
-    ],
+    ("name", "window"), [("bert", 0), *((name, 3 * (name in ("bert", "modernbert"))) for name in NAMES)]
 )
 def test_a_saved_linearised_model_exports(tmp_path, name, window):
     model = make(name, head=name != "bert")
