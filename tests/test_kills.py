@@ -18,7 +18,7 @@ __all__ = ["text", "text_file"]
 
 # Imports everything, then runs each line that it is given, as a command or as Python, in a process and a group of its own.
 SERVER = """
-import json, os, sys
+import json, os, sys, traceback
 import torch, transformers
 import linformers.linearize, linformers.training.trainer
 from linformers.cli import launch
@@ -39,6 +39,8 @@ for line in sys.stdin:
     code = 1
     try:
         code = launch(*words) if kind == "command" else exec(words, {}) or 0
+    except Exception:
+        traceback.print_exc()
     finally:
         os._exit(code)
 """
@@ -227,7 +229,13 @@ def disk(folder: Path, size: int):
 
 
 def remount(folder: Path, options: str) -> None:
-    subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], check=True)
+    """Change a file system; not before what a killed command had begun has closed its files."""
+    for _ in range(100):
+        done = subprocess.run(["mount", "-o", f"remount,{options}", str(folder)], capture_output=True, text=True)
+        if not done.returncode:
+            return
+        time.sleep(0.2)
+    pytest.fail(done.stderr)
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -268,8 +276,8 @@ def test_a_file_system_that_becomes_read_only(server, name, text, text_file, tmp
             pytest.skip(UNMOUNTED)
         job = jobs(name, place, text, text_file)
         server.run(*job, 0.0, lambda: begun(name, place))
-        before = contents(place)
         remount(place, "ro")
+        before = contents(place)
         assert server.run(*job)[0] not in (0, signal.SIGKILL)
         assert "read-only" in server.log.read_text().lower()
         assert contents(place) == before

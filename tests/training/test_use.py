@@ -167,7 +167,7 @@ def test_masks_are_filled(trained):
     assert masks[0][0]["text"].startswith("the cat")
 
 
-@pytest.mark.thorough  # as all commands in `test_nothing_of_other_packages_is_in_a_pipe`
+@pytest.mark.thorough  # as in `test_nothing_of_other_packages_is_in_a_pipe`
 def test_a_new_process_says_nothing_beside_its_answer(trained):
     answer = subprocess.run(
         [sys.executable, "-m", "linformers", "fill-mask", trained["mlm"].directory, "the <mask>"],
