@@ -225,7 +225,7 @@ def disk(folder: Path, size: int):
     try:
         yield folder
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)  # also while a failed test has files open
 
 
 def remount(folder: Path, options: str) -> None:

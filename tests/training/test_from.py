@@ -114,7 +114,7 @@ def test_encoders_keep_their_own_classes(name, sources, table, tmp_path):
     old, start = state(sources / name), state(out / "start")
     assert all(torch.equal(old[key], start[f"bert.{key}"]) for key in old)
     assert opened.settings.attention == ("linformer" if name == "linear" else "full")
-    assert opened.settings.learning_rate == 5e-5
+    assert opened.settings.learning_rate == 1e-4
     assert classify(opened, ["apple " * 40])[0]["cut"]
     again = transformers.AutoModelForSequenceClassification.from_pretrained(out / "final")
     assert again.config.id2label == {0: "fruit", 1: "tool"}

@@ -94,7 +94,7 @@ STOPPING: dict[str, dict[str, Any]] = {"classify": {"patience": 5, "eval_batches
 # Defaults with a source, by the kind of its model and by task. ``rate`` is a share of the preset's learning rate.
 FROM: dict[str, dict[str, Any]] = {
     "linformer": {"rate": 0.3},
-    "encoder": {"learning_rate": 5e-5},
+    "encoder": {"learning_rate": 1e-4},
     "classify": {"epochs": 3.0},
 }
 
