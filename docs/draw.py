@@ -51,7 +51,7 @@ def choosing() -> None:
             result = json.loads(path.read_text())
             lines = [line for line in result["contenders"] if "loss" in line]
             for line in lines:
-                kind = kind_of(line["changes"])
+                kind = kind_of({"method": result["settings"]["method"], **line["changes"]})
                 slots = line["changes"].get("k", result["settings"]["k"])
                 if kind is not None and 4 * slots == result["settings"]["n"]:
                     value = share(task, line, lines)
