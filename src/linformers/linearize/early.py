@@ -28,7 +28,7 @@ class KnowsItsInput:
     """Mixed in before the class of an attention module: passes its input to the attention function, which otherwise gets keys alone."""
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
-        return super().forward(hidden_states, *args, features=hidden_states, **kwargs)  # type: ignore[misc,no-any-return]
+        return super().forward(hidden_states, *args, features=hidden_states, **kwargs)  # type: ignore[misc]
 
 
 class ShortensEarly(KnowsItsInput):
@@ -60,7 +60,7 @@ class ShortensEarly(KnowsItsInput):
             kwargs |= {"output_attentions": output_attentions}
             if past_key_values is not None:
                 kwargs |= {"past_key_values": past_key_values}
-            return super().forward(hidden_states, attention_mask, **kwargs)  # type: ignore[misc]
+            return super().forward(hidden_states, attention_mask, **kwargs)
         check_length(hidden_states.shape[1], self.projection.max_len)
         heads = self.config.num_attention_heads
         q = maps[0](hidden_states).unflatten(-1, (heads, -1)).transpose(1, 2)
