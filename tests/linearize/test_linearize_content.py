@@ -13,6 +13,7 @@ from linformers.linearize import distill, linearize
 from linformers.linearize.calibrate import fit
 from linformers.linearize.encoders import attention_modules, reason_to_leave
 from linformers.linearize.modules import capture, find_sites
+from linformers.pretrained.load import load_config
 from linformers.projections.content import Content
 
 K = 5
@@ -87,6 +88,18 @@ def test_a_file_without_the_field_assigns_by_the_keys(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ValueError, match="assigned_by must be one of 'input'; got 'output'"):
         transformers.AutoModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("open_slots", "many"), ("open_slots", -1), ("assigned_by", 3)])
+def test_damaged_settings_are_named(name, wrong, tmp_path):
+    model = make("bert")
+    linearize(model, k=K, max_len=N, method="content")
+    model.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["linformers"][name] = wrong
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=rf"config\.json.*linformers.*{name}"):
+        load_config(tmp_path)
 
 
 def test_distillation_trains_them():
