@@ -78,6 +78,7 @@ def test_gradients_with_padding_are_those_without(kind, left, options):
     (output[:, real] * scale).sum().backward()
     output, alone = run(model, {"input_ids": ids[:, real]})
     (output * scale).sum().backward()
+    assert {name[0] for name in alone} == {"hidden_states", "attentions"}
     for name, x in alone.items():
         found = padded[name]
         if name[0] == "hidden_states":
@@ -116,7 +117,9 @@ def test_gradients_reach_what_a_step_shows(kind, options):
     output, shown = run(model, inputs | {"past_key_values": cache})
     output.square().sum().backward()
     side = "decoder_" if kind is LinformerForSeq2SeqLM else ""
-    for name, x in shown.items():
-        if name[0] in (f"{side}hidden_states", f"{side}attentions", "cross_attentions"):
-            assert x.grad is not None, name
-            assert x.grad.any(), name
+    wanted = (f"{side}hidden_states", f"{side}attentions", "cross_attentions")
+    of_step = {name: x for name, x in shown.items() if name[0] in wanted}
+    assert {f"{side}hidden_states", f"{side}attentions"} <= {name[0] for name in of_step}
+    for name, x in of_step.items():
+        assert x.grad is not None, name
+        assert x.grad.any(), name

@@ -127,12 +127,16 @@ def test_errors(tmp_path):
         distill(student, student, data, steps=1)
     with pytest.raises(ValueError, match=r"the teacher, Linear, has no module 'encoder\.layer\.0\.attention\.self'"):
         distill(student, nn.Linear(2, 2), data, steps=1)
-    with pytest.raises(ValueError, match="train='projections', but there is nothing to train"):
+    with pytest.raises(
+        ValueError, match=r"train='projections', but there is nothing to train: .*'learnable' or 'content'"
+    ):
         distill(plain, teacher, data, steps=1, train="projections")
     with pytest.raises(ValueError, match="got -1 and 100"):
         distill(student, teacher, data, steps=-1)
     with pytest.raises(ValueError, match="got no batches"):
         distill(student, teacher, [], steps=1)
+    with pytest.raises(ValueError, match="held_out has no batches"):
+        distill(student, teacher, data, steps=1, held_out=[])
     with pytest.raises(TypeError, match=r"batches must be a list of inputs, got a dict; for a single one, \[batches\]"):
         distill(student, teacher, data[0], steps=1)
     path = tmp_path / "d.safetensors"

@@ -255,7 +255,16 @@ def test_an_encoder_inside_another_module_is_found():
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("options", [{}, {"method": "learnable"}, {"method": "learnable", "sharing": "none"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"method": "learnable"},
+        {"method": "learnable", "sharing": "none"},
+        {"method": "content"},
+        {"method": "content", "sharing": "none"},
+    ],
+)
 def test_shortening_before_the_maps_or_after_them_is_the_same(name, options):
     """A subclass of ``nn.Linear`` may do anything, so that it is run on all positions."""
     early, late = make(name), make(name)

@@ -1,6 +1,7 @@
 """``linearize(..., method="content")``: slots to train, for encoders and for torch's own attention."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from torch import nn
 
 from linformers.linearize import distill, linearize
 from linformers.linearize.calibrate import fit
+from linformers.linearize.encoders import attention_modules, reason_to_leave
 from linformers.linearize.modules import capture, find_sites
+from linformers.pretrained.load import load_config
 from linformers.projections.content import Content
 
 K = 5
@@ -32,6 +35,71 @@ def test_padding_saving_and_fitting(name, window, tmp_path):
     if name != "vit":
         trimmed = model(input_ids=batches[0]["input_ids"][1:, :8]).last_hidden_state[0]
         torch.testing.assert_close(expected[1, :8], trimmed, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("window", [0, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_tokens_are_assigned_by_the_input_of_the_layer(name, window, monkeypatch):
+    """Not by its keys: ModernBERT's are rotated, and the slot of a token would depend on its position. A fit sees the same."""
+    model, batch, read, given = make(name), inputs(name), [], []
+    for_input = Content.for_input
+
+    def reads(self, x, *args):
+        read.append(x)
+        return for_input(self, x, *args)
+
+    def keeps(module, args, kwargs):
+        given.append(args[0] if args else kwargs["hidden_states"])
+
+    monkeypatch.setattr(Content, "for_input", reads)
+    for _, module in attention_modules(model):
+        if not reason_to_leave(module):
+            module.register_forward_pre_hook(keeps, with_kwargs=True)
+    model(**batch)
+    before = given.copy()
+    report = linearize(model, k=K, max_len=N, method="content", local_window=window, calibration=[batch], fit_steps=1)
+    assert len(before) == len(report.replaced) > 1
+    assert len(read) > len(before)
+    assert all(any(torch.allclose(x, y) for x in read) for y in before)
+    assert all(any(torch.allclose(x, y) for y in before) for x in read)
+    read.clear()
+    given.clear()
+    model(**batch)
+    assert len(read) == len(before)
+    assert all(x is y for x, y in zip(read, given, strict=True))
+
+
+def test_a_file_without_the_field_assigns_by_the_keys(tmp_path):
+    """Earlier versions did, and what was trained with it must stay the same."""
+    model, batch = make("bert"), inputs("bert")
+    linearize(model, k=K, max_len=N, method="content")
+    model.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    assert settings["linformers"].pop("assigned_by") == "input"
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    loaded = transformers.AutoModel.from_pretrained(tmp_path, dtype=torch.float64)
+    with torch.no_grad():
+        for old, new in zip(attention_modules(loaded), attention_modules(model), strict=True):
+            old[1].projection.weight.copy_(new[1].key.weight.T.pinverse() @ new[1].projection.weight)
+            new[1].key.bias.zero_()
+            old[1].key.bias.zero_()
+        torch.testing.assert_close(loaded(**batch)[0], model(**batch)[0])
+    settings["linformers"]["assigned_by"] = "output"
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match="assigned_by must be one of 'input'; got 'output'"):
+        transformers.AutoModel.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "wrong"), [("open_slots", "many"), ("open_slots", -1), ("assigned_by", 3)])
+def test_damaged_settings_are_named(name, wrong, tmp_path):
+    model = make("bert")
+    linearize(model, k=K, max_len=N, method="content")
+    model.save_pretrained(tmp_path)
+    settings = json.loads((tmp_path / "config.json").read_text())
+    settings["linformers"][name] = wrong
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=rf"config\.json.*linformers.*{name}"):
+        load_config(tmp_path)
 
 
 def test_distillation_trains_them():

@@ -50,6 +50,12 @@ def test_a_classifier_is_averaged_over_its_windows() -> None:
     torch.testing.assert_close(in_windows(model, tokens, window=11, overlap=0), expected)
 
 
+def test_outputs_of_a_whole_window_may_have_as_many_rows_as_the_input() -> None:
+    x, rows = torch.randn(2, 9, 4), torch.randn(9, 3)
+    found = in_windows(lambda x, mask: x.mean(1)[:, None, :3] * rows, x, window=3, overlap=0)
+    torch.testing.assert_close(found, x.mean(1)[:, None, :3] * rows)
+
+
 def test_windows_of_pads_do_not_count() -> None:
     model = LinformerClassifier(17, 3, 11, 8, 4, nhead=2).eval()
     tokens, mask = torch.randint(17, (2, 22)), torch.ones(2, 22, dtype=torch.bool)

@@ -106,6 +106,8 @@ def distill(
     check_batches("held_out", held_out)
     if not batches:
         raise ValueError("got no batches; give at least one")
+    if held_out is not None and not held_out:
+        raise ValueError("held_out has no batches; give at least one, or leave it out")
     watched = Watched(student, teacher)
     weights = {"hidden": hidden, "attention": attention, "output": output}
     groups = _parameters(student, watched, train, lr, projection_lr)
@@ -268,7 +270,7 @@ def _parameters(
     groups = [(group, rate) for group, rate in ((old, lr), (new, projection_lr)) if group]
     if not groups:
         raise ValueError(
-            f"train={train!r}, but there is nothing to train: linearize with method='learnable', or train='attention' or 'all'"
+            f"train={train!r}, but there is nothing to train: linearize with method='learnable' or 'content', or train='attention' or 'all'"
         )
     return groups
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from linformers.checks import one_of
 from linformers.extras import needed
 
 with needed("linformers.linearize.encoders", "hf"):
@@ -31,7 +32,7 @@ from transformers.models.vit import modeling_vit
 
 from linformers.linearize.calibrate import Batch, Sample, run
 from linformers.linearize.core import attend_near, blank_heads
-from linformers.linearize.early import EARLY
+from linformers.linearize.early import WITH_INPUT, assigned_by_keys
 from linformers.linearize.projection import check_opening, make_start
 from linformers.nn.core import How, attend_heads
 from linformers.nn.memory import Opens
@@ -81,7 +82,7 @@ AUTO_CLASSES = {
 ATTENTIONS = tuple(architecture.attention for architecture in ARCHITECTURES.values())
 
 
-SETTINGS = ("max_len", "slots", "method", "sharing", "local_window", "open_slots")
+SETTINGS = ("max_len", "slots", "method", "sharing", "local_window", "open_slots", "assigned_by")
 
 
 class LinearizedConfig(PreTrainedConfig):
@@ -89,7 +90,8 @@ class LinearizedConfig(PreTrainedConfig):
 
     Attributes:
         linformers: ``max_len``; ``slots``, one number for each layer, 0 where its attention was not replaced; ``method``, ``sharing``,
-            ``local_window`` and ``open_slots``, which is 0 in files that lack it.
+            ``local_window`` and ``open_slots``, which is 0 in files that lack it; with content slots ``assigned_by``, ``"input"``, in files
+            that lack it the keys.
     """
 
     linformers: dict[str, Any] | None = None
@@ -147,6 +149,8 @@ def install(model: nn.Module, settings: dict[str, Any]) -> list[Projection | Non
     layers = attention_modules(model)
     made: list[Projection | None] = []
     check_opening(opened(settings), settings["method"])
+    if "assigned_by" in settings:
+        one_of("assigned_by", settings["assigned_by"], ("input",))
     for (_, module), slots in zip(layers, settings["slots"], strict=True):
         module.projection = None
         if slots:
@@ -157,11 +161,11 @@ def install(model: nn.Module, settings: dict[str, Any]) -> list[Projection | Non
                 slots,
                 heads=head_count(module.config),
                 sharing=settings["sharing"],
-                channels=key_channels(module.config),
+                channels=feature_channels(module.config, settings),
                 device=parameter.device,
                 dtype=parameter.dtype,
             )
-            module.__class__ = EARLY.get(type(module), type(module))
+            module.__class__ = WITH_INPUT.get(type(module), type(module))
         made.append(module.projection)
     return made
 
@@ -179,6 +183,11 @@ def head_count(config: Any) -> int:
 def key_channels(config: Any) -> int:
     """Channels of the keys of all heads of a layer together."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // head_count(config)) * head_count(config)
+
+
+def feature_channels(config: Any, settings: dict[str, Any]) -> int:
+    """Channels of what tokens are assigned to content slots by."""
+    return key_channels(config) if assigned_by_keys(settings) else int(config.hidden_size)
 
 
 def opened(settings: dict[str, Any]) -> int:
@@ -244,6 +253,7 @@ def linformer_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     output_attentions: bool | None = None,
+    features: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """transformers' attention function of a linearised model; transformers also passes arguments that it does not use.
@@ -254,6 +264,7 @@ def linformer_attention(
         key: ``(b, h, n, d)``.
         value: ``(b, h, n, d)``.
         attention_mask: ``(b, n)``, True where a token is real, as :func:`padding_mask` makes it.
+        features: ``(b, n, ch)``, the input of the layer, by which tokens are assigned to content slots.
 
     Returns:
         ``(b, n, h, d)``, and the weights if requested.
@@ -276,8 +287,9 @@ def linformer_attention(
         key, value = blank_heads(key, value, attention_mask)
         settings, how = module.config.linformers or {}, How(dropout, need_weights, projection.k)
         opens = Opens(opened(settings)) if opened(settings) else None
+        features = None if assigned_by_keys(settings) else features
         seen: dict[str, Any] = {"keep": attention_mask, "block": settings["local_window"], "opens": opens}
-        out, weights = attend_heads(query, key, value, projection, **seen, how=how)
+        out, weights = attend_heads(query, key, value, projection, features=features, **seen, how=how)
     else:
         out, weights = exact(query, key, value, attention_mask, dropout, sliding_window, need_weights)
     return out.transpose(1, 2), weights
@@ -327,7 +339,7 @@ def capture_attention(
 def capturing(
     model: PreTrainedModel, runner: nn.Module
 ) -> Iterator[Callable[[nn.Module, Sequence[Batch]], list[Sample]]]:
-    """Run the original model and record its queries, keys and values, one attention module at a time.
+    """Run the original model and record its queries, keys and values, and its input, one attention module at a time.
 
     Args:
         runner: the module that is called with the batches: ``model`` itself, or a module around it.
@@ -337,12 +349,19 @@ def capturing(
     def samples(module: nn.Module, batches: Sequence[Batch]) -> list[Sample]:
         global _captured
         _captured = (module, [])
+        inputs: list[Tensor] = []
+
+        def keep_input(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
+            inputs.append(args[0] if args else kwargs["hidden_states"])
+
+        handle = module.register_forward_pre_hook(keep_input, with_kwargs=True)
         try:
             with torch.no_grad():
                 for batch in batches:
                     run(runner, batch)
-            return _captured[1]
+            return [sample._replace(features=x) for sample, x in zip(_captured[1], inputs, strict=True)]
         finally:
+            handle.remove()
             _captured = None
 
     try:

@@ -211,11 +211,20 @@ def join(prefix: str, name: str) -> str:
 
 def _convert_encoder(model: nn.Module, prefix: str, encoder: Any, plan: Plan, wanted: Sequence[str]) -> list[Replaced]:
     """Linearise one Hugging Face encoder."""
-    from linformers.linearize.encoders import attention_modules, capturing, convert, head_count, key_channels
+    from linformers.linearize.encoders import attention_modules, capturing, convert, feature_channels, head_count
 
     layers = [(join(prefix, name), module) for name, module in attention_modules(encoder)]
     if not any(name in wanted for name, _ in layers):
         return []
+    settings: dict[str, Any] = {
+        "max_len": plan.max_len,
+        "method": plan.method,
+        "sharing": plan.sharing,
+        "local_window": plan.local_window,
+        "open_slots": plan.open_slots,
+    }
+    if plan.method == "content":
+        settings["assigned_by"] = "input"
     slots: list[int] = []
     fitted: list[dict[str, Tensor] | None] = []
     replaced: list[Replaced] = []
@@ -227,21 +236,13 @@ def _convert_encoder(model: nn.Module, prefix: str, encoder: Any, plan: Plan, wa
                 continue
             samples = samples_of(module, plan.calibration) if plan.fit_steps or plan.k == "spectrum" else []
             k = plan.slots(wanted.index(name), samples)
-            sizes = head_count(encoder.config), key_channels(encoder.config)
+            sizes = head_count(encoder.config), feature_channels(encoder.config, settings)
             projection = plan.start(plan.max_len, k, *sizes, next(module.parameters()))
             errors = _fit(projection, samples, plan)
             slots.append(k)
             fitted.append(projection.state_dict())
             replaced.append(_replaced(name, k, plan, projection, errors))
-    settings = {
-        "max_len": plan.max_len,
-        "slots": slots,
-        "method": plan.method,
-        "sharing": plan.sharing,
-        "local_window": plan.local_window,
-        "open_slots": plan.open_slots,
-    }
-    for new, state in zip(convert(encoder, settings), fitted, strict=True):
+    for new, state in zip(convert(encoder, settings | {"slots": slots}), fitted, strict=True):
         if new is not None and state is not None:
             new.load_state_dict(state)
     return replaced

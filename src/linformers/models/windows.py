@@ -47,6 +47,7 @@ def in_windows(
     starts = window_starts(n, window, overlap)
     if n <= window:
         return model(x, mask)
+    by_position = False
     total: Tensor | None = None
     share: Tensor | None = None
     for start in starts:
@@ -69,7 +70,7 @@ def in_windows(
             share += weight
     if total is None or share is None:
         raise RuntimeError("no window was run")
-    if len(total.shape) >= 3 and total.shape[1] == n:
+    if by_position:
         mean = total / share.view(1, -1, *[1] * (total.dim() - 2))
     else:
         mean = total / share.clamp(min=1).view(-1, *[1] * (total.dim() - 1))

@@ -99,14 +99,12 @@ def gather(x: Tensor, mesh: Group, *, dim: int = 1) -> Tensor:
     group = group_of(mesh)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     lengths = [int(n) for n in gathered(torch.tensor([x.shape[dim]], device=x.device), group).flatten()]
-    shape = list(x.shape)
-    shape[dim] = sum(lengths)
     if x.dtype == torch.bool:
         return gather(x.to(torch.uint8), mesh, dim=dim).bool()
     before, after = sum(lengths[:rank]), sum(lengths[rank + 1 :])
     if size == 1:
         return x
-    parts = [x.new_zeros(*shape[:dim], count, *shape[dim:][1:]) for count in (before, after)]
+    parts = [x.new_zeros(*x.shape[:dim], count, *x.shape[dim:][1:]) for count in (before, after)]
     whole = torch.cat([parts[0], x, parts[1]], dim)
     return summed(whole, group)
 

@@ -64,7 +64,8 @@ OF_LINEARIZED = fields(  # of the object `linformers` in the configuration of a 
     {
         **{"max_len": whole(1), "slots": each(whole(), least=1), "method": text(), "sharing": text()},
         "local_window": whole(),
-    }
+    },
+    {"open_slots": whole(), "assigned_by": text()},
 )
 
 
