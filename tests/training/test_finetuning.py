@@ -163,6 +163,12 @@ def test_texts_with_several_classes(name, several, tmp_path):
         ({"task": "clm", "n": 64, "target_n": 32}, "--target-n 32 is for --task seq2seq"),
         ({"task": "clm", "cross_attention": "linformer"}, "--cross-attention linformer is for --task seq2seq"),
         ({"task": "mlm", "pooling": "first"}, "--pooling first is for --task classify"),
+        (
+            {"task": "mlm", "block_size": 16},
+            "--block-size 16 is for --task clm or seq2seq, and the task is mlm; leave it out",
+        ),
+        ({"task": "classify", "block_size": 16}, "--block-size 16 is for --task clm or seq2seq"),
+        ({"task": "mlm", "open_slots": 2, "open_reach": 64}, "--open-reach 64 is for --task clm or seq2seq"),
         ({"task": "classify", "token_dropout": 1.0}, r"--token-dropout must be from 0 to less than 1, got 1\.0"),
         ({"task": "classify", "epochs": 0.0}, r"--epochs must be more than 0, got 0\.0"),
         ({"freeze_body": True}, "--freeze-body applies to the weights that --from loads; give --from"),
@@ -177,7 +183,13 @@ def test_options_without_a_meaning(changes, message):
 
 @pytest.mark.parametrize(
     "name, value, usual",
-    [("long", "windows", "cut"), ("noise_share", 0.5, 0.3), ("target_n", 7, 256), ("pooling", "first", "mean")],
+    [
+        ("long", "windows", "cut"),
+        ("noise_share", 0.5, 0.3),
+        ("target_n", 7, 256),
+        ("pooling", "first", "mean"),
+        ("block_size", 16, None),
+    ],
 )
 def test_a_run_with_a_setting_that_was_ignored_still_opens(name, value, usual, tmp_path):
     saved = {**Settings(task="mlm").filled().given(), name: value}

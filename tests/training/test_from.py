@@ -187,6 +187,12 @@ def test_a_frozen_body_stays_and_a_slower_one_moves_less(sources, table, tmp_pat
         ("mlm", {"vocab_size": 500}, "the tokeniser is the source's; leave --vocab-size out"),
         ("linear", {"n": 30}, "--n 30, but .* has positions for 24 tokens; .*--positions stretch"),
         ("bert", {"k": 4}, "--k 4, but .* has full attention, without slots"),
+        (
+            "mlm",
+            {"block_size": 4},
+            "--block-size 4 is for causal models, and that of .*mlm is none; leave --block-size out",
+        ),
+        ("linear", {"open_reach": 8}, "--open-reach 8 is for causal models"),
         ("linear", {"pooling": "mean"}, "--pooling is mean, and the model of .* has first"),
         ("mlm", {"epochs": 2.0}, "--epochs 2.0 and --max-steps 2 both say how long to train"),
         ("mlm", {"max_steps": None, "sequence_parallel": 4}, "needs a multiple of 4 processes, and there are 1"),

@@ -1,6 +1,6 @@
 """Checks of the settings of a run: numbers out of range, and settings that do not fit together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from linformers import limits
@@ -15,13 +15,16 @@ POSITIVE = (
     *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads", "sequence_parallel"),
 )
 NOT_NEGATIVE = ("eval_batches", "patience", "workers", "weight_decay", "clip", "seed")
-# Settings that only one task has.
-OF_TASK = {
-    "mlm": ("mask_share",),
-    "clm": (),
-    "seq2seq": ("cross_attention", "target_n", "noise", "noise_share"),
-    "classify": ("class_weights", "label_smoothing", "token_dropout", "label_separator", "long", "pooling"),
+# The tasks that have a setting, where others do not.
+OF_TASK: dict[str, tuple[str, ...]] = {
+    "mask_share": ("mlm",),
+    **dict.fromkeys(("block_size", "open_reach"), ("clm", "seq2seq")),
+    **dict.fromkeys(("cross_attention", "target_n", "noise", "noise_share"), ("seq2seq",)),
+    **dict.fromkeys(("class_weights", "label_smoothing", "token_dropout", "label_separator", "long"), ("classify",)),
+    "pooling": ("classify",),
 }
+# Of these, what a source decides: a model keeps it, whatever it is trained for next.
+DECIDED = ("pooling", "block_size", "open_reach")
 OF_SOURCE = ("freeze_body", "body_rate")
 
 
@@ -60,22 +63,21 @@ def check(values: dict[str, Any]) -> None:
         )
 
 
-def of_other_tasks(task: str) -> Iterator[tuple[str, str]]:
-    """The settings that a task does not have, each with the task that has it."""
-    return ((name, other) for other, names in OF_TASK.items() if other != task for name in names)
+def without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The settings that have no effect beside the others of ``values``, each with the reason, and what to do."""
+    task, decided = values["task"], DECIDED if values.get("source") else ()
+    for name, tasks in OF_TASK.items():
+        if task not in tasks and name not in decided:
+            others = " or ".join(tasks)
+            yield name, f"is for --task {others}, and the task is {task}; leave it out, or give --task {others}"
 
 
 def check_meaning(values: dict[str, Any]) -> None:
-    """Raise a ValueError for settings that have no effect with the task, or without a source."""
-    task = values["task"]
-    for name, other in of_other_tasks(task):
+    """Raise a ValueError for settings that have no effect with the others."""
+    for name, why in without_effect(values):
         default = values["n"] if name == "target_n" else DEFAULTS.get(name)
-        decided = name == "pooling" and values.get("source")  # by the source
-        if decided or values.get(name) in (None, default):
-            continue
-        raise ValueError(
-            f"{option(name)} {values[name]} is for --task {other}, and the task is {task}; leave it out, or give --task {other}"
-        )
+        if values.get(name) not in (None, default):
+            raise ValueError(f"{option(name)} {values[name]} {why}")
     for name in OF_SOURCE:
         if values[name] != DEFAULTS[name] and not values.get("source"):
             given = option(name) if values[name] is True else f"{option(name)} {values[name]}"

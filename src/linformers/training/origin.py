@@ -231,7 +231,13 @@ def settings_with(given: Settings, origin: Origin) -> Settings:
         raise ValueError(f"--from {origin.directory} has a body without a head; say with --task what to train it for")
     check_task(origin, task)
     decided = shape(origin, task)
+    causal = origin.family == "linformer" and (origin.config.is_decoder or task == "seq2seq")
     check_contradictions(asked, decided, origin)
+    for name in ("block_size", "open_reach"):
+        if name in asked and not causal:
+            raise ValueError(
+                f"{option(name)} {asked[name]} is for causal models, and that of {origin.directory} is none; leave {option(name)} out"
+            )
     if origin.family == "linformer" and origin.config.is_decoder:
         decided |= causal_sizes(origin, asked)
     preset = asked.get("preset") or origin.preset or DEFAULTS["preset"]
