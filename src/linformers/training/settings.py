@@ -22,7 +22,7 @@ from linformers.projections.make import MethodName, Sharing
 from linformers.training.checking import check
 from linformers.training.defaults import with_defaults
 from linformers.training.options import option, spoken
-from linformers.training.presets import DEFAULTS, PRESETS, usual
+from linformers.training.presets import DEFAULTS, PRESETS, default_slots, usual
 
 Preset = Literal["tiny", "small", "base"]
 Precision = Literal["fp32", "bf16"]
@@ -285,7 +285,7 @@ class Settings:
         check(values)
         n, steps = values["n"], values["max_steps"]
         values.setdefault("target_n", n)
-        values.setdefault("k", max(1, n // 4))
+        values.setdefault("k", default_slots(n))
         values.setdefault("feedforward", 4 * values["width"])
         values.setdefault("save_steps", min(500, max(1, steps // 10)))
         values.setdefault("eval_steps", max(1, steps // 10))
