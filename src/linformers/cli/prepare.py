@@ -217,8 +217,7 @@ def check_join(given: Mapping[str, Any]) -> None:
     extra += [option(name) for name in given if name not in ("sources", "out", "join") and given[name] != usual[name]]
     if extra:
         raise ValueError(
-            f"--join puts the shards of --out together as they were prepared, and takes no {' or '.join(extra)}; leave "
-            f"{'it' if len(extra) == 1 else 'them'} out"
+            f"--join puts the shards of --out together as they were prepared, and takes no {' or '.join(extra)}; give --out alone"
         )
 
 
