@@ -195,6 +195,8 @@ def export(
         ImportError: for ONNX without the packages that it needs.
     """
     one_of("format", format, tuple(SUFFIXES))
+    if external_data and format != "onnx":
+        raise ValueError(f"external_data is for format=onnx, and {format} writes one file; leave it out")
     if not isinstance(model, nn.Module):
         raise TypeError(f"expected a model of linformers.hf, or one that was linearised, got {type(model).__name__}")
     path = Path(path)

@@ -102,6 +102,7 @@ def test_metrics_go_to_the_integrations_that_are_asked_for(text, tmp_path, monke
     [
         ("wandbb", "--log-to wandbb is not an integration of transformers; there are azure_ml"),
         ("comet_ml", "--log-to comet_ml needs a package that is not installed; run: pip install comet_ml"),
+        ("flyte", "--log-to flyte works only inside a task of its own; there are azure_ml"),
         ("kubeflow", "--log-to kubeflow is not available here; transformers' page about callbacks says what it needs"),
     ],
 )

@@ -163,6 +163,32 @@ def test_texts_with_several_classes(name, several, tmp_path):
         ({"task": "clm", "n": 64, "target_n": 32}, "--target-n 32 is for --task seq2seq"),
         ({"task": "clm", "cross_attention": "linformer"}, "--cross-attention linformer is for --task seq2seq"),
         ({"task": "mlm", "pooling": "first"}, "--pooling first is for --task classify"),
+        (
+            {"task": "mlm", "block_size": 16},
+            "--block-size 16 is for --task clm or seq2seq, and the task is mlm; leave it out",
+        ),
+        ({"task": "classify", "block_size": 16}, "--block-size 16 is for --task clm or seq2seq"),
+        ({"task": "mlm", "open_slots": 2, "open_reach": 64}, "--open-reach 64 is for --task clm or seq2seq"),
+        (
+            {"attention": "full", "k": 9},
+            "--k 9 is for attention to slots, and --attention is full; leave it out, or give --attention linformer$",
+        ),
+        ({"attention": "none", "sharing": "kv"}, "--sharing kv is for attention to slots, and --attention is none"),
+        (
+            {"attention": "local", "local_window": 8, "method": "mean"},
+            "--method mean is for attention to slots, and --attention is local",
+        ),
+        ({"task": "classify", "attention": "full", "method": "content", "k": 9}, "--method content is for"),
+        ({"task": "clm", "attention": "full", "open_slots": 2}, "--open-slots 2 is for attention to slots"),
+        ({"task": "clm", "attention": "local", "start": "segments"}, "--start segments is for attention to slots"),
+        (
+            {"task": "clm", "attention": "none", "block_size": 8},
+            "--block-size 8 is for attention in blocks, and --attention is none",
+        ),
+        (
+            {"task": "seq2seq", "attention": "none", "k": 9},
+            "give --attention linformer or --cross-attention linformer$",
+        ),
         ({"task": "classify", "token_dropout": 1.0}, r"--token-dropout must be from 0 to less than 1, got 1\.0"),
         ({"task": "classify", "epochs": 0.0}, r"--epochs must be more than 0, got 0\.0"),
         ({"freeze_body": True}, "--freeze-body applies to the weights that --from loads; give --from"),
@@ -176,10 +202,33 @@ def test_options_without_a_meaning(changes, message):
 
 
 @pytest.mark.parametrize(
-    "name, value, usual",
-    [("long", "windows", "cut"), ("noise_share", 0.5, 0.3), ("target_n", 7, 256), ("pooling", "first", "mean")],
+    "changes",
+    [
+        {"task": "clm", "attention": "local", "block_size": 16},
+        {"task": "seq2seq", "attention": "full", "cross_attention": "linformer", "k": 9, "method": "content"},
+        {"source": "a", "attention": "full", "k": 9},  # the source has them
+        {"task": "classify", "source": "a", "block_size": 8},
+    ],
 )
-def test_a_run_with_a_setting_that_was_ignored_still_opens(name, value, usual, tmp_path):
-    saved = {**Settings(task="mlm").filled().given(), name: value}
+def test_options_with_a_meaning_beside_others(changes):
+    found = Settings(**changes).filled()
+    assert {name: getattr(found, name) for name in changes} == changes
+    assert found.filled() == found
+
+
+@pytest.mark.parametrize(
+    "given, name, value, usual",
+    [
+        ({"task": "mlm"}, "long", "windows", "cut"),
+        ({"task": "mlm"}, "noise_share", 0.5, 0.3),
+        ({"task": "mlm"}, "target_n", 7, 256),
+        ({"task": "mlm"}, "pooling", "first", "mean"),
+        ({"task": "mlm"}, "block_size", 16, None),
+        ({"task": "clm", "attention": "full"}, "k", 9, 64),
+        ({"task": "clm", "attention": "none"}, "method", "mean", "learnable"),
+    ],
+)
+def test_a_run_with_a_setting_that_was_ignored_still_opens(given, name, value, usual, tmp_path):
+    saved = {**Settings(**given).filled().given(), name: value}
     (tmp_path / "config.json").write_text(json.dumps({"settings": saved}))
     assert getattr(load_run(tmp_path).settings, name) == usual

@@ -141,7 +141,7 @@ def test_the_default_block_size_is_valid(n, k):
             {"open_slots": 2, "method": "learnable"},
             "--open-slots 2 needs slots that are means of segments, .* --method 'learnable' .* use --method 'mean'",
         ),
-        ({"open_reach": 9}, "--open-reach 9 has no meaning without --open-slots"),
+        ({"task": "clm", "method": "mean", "open_reach": 9}, "--open-reach 9 has no meaning without --open-slots"),
         ({"sharing": "all"}, '--sharing is "all", and must be one of'),
         ({"positions": "polar"}, '--positions is "polar", and must be one of'),
     ],

@@ -144,6 +144,17 @@ def test_the_report_by_class():
     assert rows[2] == {"label": "c", "precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 0}
 
 
+@pytest.mark.parametrize("task", ["clm", "seq2seq"])
+def test_the_name_of_a_special_token_in_a_prompt_is_text(task, trained, monkeypatch):
+    opened, given = trained[task], []
+    generates = opened.model.generate
+    monkeypatch.setattr(opened.model, "generate", lambda ids, **options: given.append(ids) or generates(ids, **options))
+    generate(opened, ["the</s>cat", "the<pad>cat"], max_new_tokens=2)
+    inner = [ids[0, 1:] if task == "clm" else ids[0, 1:-1] for ids in given]  # without those around it
+    special = set(opened.tokenizer.all_special_ids) - {opened.tokenizer.unk_token_id}
+    assert not any(special & set(ids.tolist()) for ids in inner)
+
+
 def test_generate_streams_what_it_returns(trained):
     for task, prompt in (("clm", "the cat sat"), ("seq2seq", "a b c d")):
         pieces = []

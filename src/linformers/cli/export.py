@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
+from linformers.training.options import spoken
+
 
 def export(
     directory: Path,
@@ -49,13 +51,14 @@ def export(
     if path.exists() and not force:
         raise ValueError(f"{path} already exists; choose another file with --out, or overwrite it with --force")
     model = load(directory)
-    result = write(
-        model,
-        path,
-        format=format,
-        force=force,
-        tolerance=tolerance,
-        external_data=external_data or None,
-        told=lambda check: console.print(str(check), highlight=False, soft_wrap=True),
-    )
+    with spoken({name: name for name in ("external_data", "format")}):
+        result = write(
+            model,
+            path,
+            format=format,
+            force=force,
+            tolerance=tolerance,
+            external_data=external_data or None,
+            told=lambda check: console.print(str(check), highlight=False, soft_wrap=True),
+        )
     console.print(f"done: {result}", highlight=False, soft_wrap=True)

@@ -1,5 +1,7 @@
 """``linformers prepare``: text files become a tokeniser and token sequences in three parts."""
 
+from collections.abc import Mapping
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +13,7 @@ from linformers.data.files import Cutting
 from linformers.data.prepared import ABOUT
 from linformers.data.reading import Errors
 from linformers.data.records import Kind
-from linformers.training.options import spoken
+from linformers.training.options import option, spoken
 
 Size = Annotated[int | None, Parameter(negative="")]
 Several = Annotated[list[str] | None, Parameter(negative="", consume_multiple=True)]
@@ -159,13 +161,13 @@ def prepare(
     quick
         A small trial: about a million characters, or 2,400 short expressions.
     """
+    given = locals()
     from linformers import data
     from linformers.cli.progress import bar
     from linformers.data.shards import parse_shard, shard_directory
 
     if join:
-        if sources or shard is not None:
-            raise ValueError("--join takes the shards of --out, and no sources or --shard")
+        check_join(given)
         show(data.join(out), reused=False)
         return
     part = None if shard is None else parse_shard(shard)
@@ -206,6 +208,17 @@ def prepare(
             progress=progress,
         )
     show(prepared, reused=before)
+
+
+def check_join(given: Mapping[str, Any]) -> None:
+    """Raise a ValueError for arguments that joining shards has no use for: the shards have been prepared with theirs."""
+    usual = {name: one.default for name, one in signature(prepare).parameters.items()}
+    extra = ["sources"] if given["sources"] else []
+    extra += [option(name) for name in given if name not in ("sources", "out", "join") and given[name] != usual[name]]
+    if extra:
+        raise ValueError(
+            f"--join puts the shards of --out together as they were prepared, and takes no {' or '.join(extra)}; give --out alone"
+        )
 
 
 def show(prepared: Any, reused: bool) -> None:

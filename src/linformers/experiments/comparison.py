@@ -13,8 +13,9 @@ from linformers.experiments import figures
 from linformers.experiments.figures import Line, is_number
 from linformers.experiments.measure import describe
 from linformers.experiments.runs import RunFiles, is_run, read_run
-from linformers.experiments.sweep import OF_SLOTS, Contender, place, read_plan
+from linformers.experiments.sweep import Contender, place, read_plan
 from linformers.files.whole import write_json, write_text
+from linformers.training.checking import OF_SLOTS
 from linformers.training.verdict import against
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ def about_cut(cut: Mapping[str, Any]) -> str:
 def gain_kept(entry: Entry, entries: Sequence[Entry]) -> dict[str, Any] | None:
     """The share of full attention's gain over none that a contender keeps, or None where it is unknown."""
     # Settings that full attention and none do not have, or that cannot differ between them.
-    own = (*OF_SLOTS, "attention", "cross_attention", "local_window")
+    own = (*OF_SLOTS, "block_size", "attention", "cross_attention", "local_window")
     rest = tuple(item for item in entry.contender.changes if item[0] not in own)
     full, none = (
         next((e for e in entries if e.contender == Contender((("attention", kind), *rest))), None)

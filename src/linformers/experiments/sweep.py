@@ -19,6 +19,7 @@ from linformers.extras import needed
 from linformers.files.checked import damaged, each, fields, inner_path, named, number, read_object, text, whole
 from linformers.files.whole import write_json
 from linformers.models.options import CHOICES
+from linformers.training.checking import OF_SLOTS, in_slots
 from linformers.training.options import option
 from linformers.training.presets import DEFAULTS, usual_sharing
 from linformers.training.settings import Settings
@@ -39,8 +40,6 @@ SAME = (
     *("task", "preset", "source", "data", "column", "label_column", "label_separator", "target_column", "targets"),
     *("tokenizer", "vocab_size", "epochs", "seed", "threads"),
 )
-# Settings that only attention to slots has.
-OF_SLOTS = ("k", "sharing", "method", "start", "block_size", "open_slots", "open_reach")
 
 
 @dataclass(frozen=True)
@@ -163,8 +162,8 @@ def parse(text: str, base: Settings) -> Contender:
         key = key.strip().replace("-", "_")
         changes[key] = convert(text, key, value.strip())
     kind = changes.get("attention", "linformer")
-    own = {"block_size"} if kind == "local" else set()
-    if not in_slots(changes, base) and (odd := [key for key in OF_SLOTS if key in changes.keys() - own]):
+    unused = (*OF_SLOTS, *([] if kind == "local" else ["block_size"]))
+    if not with_slots(changes, base) and (odd := [key for key in unused if key in changes]):
         raise ValueError(f"contender {text!r}: attention {kind!r} has no {odd[0]}; leave it out")
     if changes.get("open_slots") and changes.get("method", "mean") != "mean":
         raise ValueError(f"contender {text!r}: open_slots needs method=mean, whose slots are means of segments")
@@ -173,10 +172,9 @@ def parse(text: str, base: Settings) -> Contender:
     return Contender(tuple(sorted(differing.items(), key=lambda item: (order + [item[0]]).index(item[0]))))
 
 
-def in_slots(changes: Mapping[str, Any], base: Settings) -> bool:
+def with_slots(changes: Mapping[str, Any], base: Settings) -> bool:
     """Whether a contender attends to slots, at least in its cross-attention."""
-    kinds = (changes.get("attention", "linformer"), changes.get("cross_attention", base.cross_attention))
-    return "linformer" in kinds
+    return in_slots({**dataclasses.asdict(base), **changes})
 
 
 def convert(text: str, key: str, value: str) -> Any:
@@ -230,7 +228,9 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
             if changes.get("open_slots"):
                 changes.setdefault("method", "mean")
             method = changes.get("method", base.method)
-            if not in_slots(changes, base) or method != "mean":  # there are none to open
+            if not with_slots(changes, base):
+                changes = {**dict.fromkeys(OF_SLOTS), **changes}  # without those of the base
+            elif method != "mean":  # there are none to open
                 changes = {"open_slots": 0, "open_reach": None, **changes}
             if method != base.method and base.sharing == usual_sharing(base.method):
                 changes.setdefault("sharing", usual_sharing(method))

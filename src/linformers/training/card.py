@@ -8,8 +8,9 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from linformers.files.whole import write_text
-from linformers.training.checking import of_other_tasks
+from linformers.training.checking import without_effect
 from linformers.training.runs import FINAL, Run
+from linformers.training.settings import Settings
 from linformers.training.verdict import against, verdict
 
 CARD = "README.md"
@@ -83,7 +84,7 @@ def card(run: Run, results: Mapping[str, Any]) -> str:
             f"{counts['documents']:,} documents for {part}" for part, counts in prepared.about["parts"].items()
         ),
         vocabulary=prepared.vocab_size,
-        settings=[(key, value) for key, value in settings.given().items() if key not in left_out(run.task)],
+        settings=[(key, value) for key, value in settings.given().items() if key not in left_out(settings)],
         n=settings.n,
         beyond="; a longer text is cut, or read in windows" if run.task == "classify" else "; a longer one is an error",
         slots=limits_of(settings.given()),
@@ -92,9 +93,10 @@ def card(run: Run, results: Mapping[str, Any]) -> str:
     return whole.encode("utf-8", "replace").decode()  # a file name may contain bytes that are not UTF-8
 
 
-def left_out(task: str) -> set[str]:
-    """The settings that a card does not show: paths, and what only other tasks have."""
-    return {name for name, _ in of_other_tasks(task)} | set(LEFT_OUT)
+def left_out(settings: Settings) -> set[str]:
+    """The settings that a card does not show: paths, and those without effect."""
+    unused = {name for name, _ in without_effect(settings.given())} | set(LEFT_OUT)
+    return unused if settings.task == "classify" else unused | {"pooling"}  # which a source has for any task
 
 
 def limits_of(settings: Mapping[str, Any]) -> str:

@@ -1,13 +1,13 @@
 """Checks of the settings of a run: numbers out of range, and settings that do not fit together."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from linformers import limits
 from linformers.checks import at_least, at_least_one, not_negative
 from linformers.models.options import LEAST
 from linformers.training.options import option
-from linformers.training.presets import DEFAULTS
+from linformers.training.presets import DEFAULTS, default_slots
 
 # Options of the model that other fronts have too are in `LEAST`.
 POSITIVE = (
@@ -15,13 +15,18 @@ POSITIVE = (
     *("accumulation", "max_steps", "save_steps", "eval_steps", "log_steps", "keep", "threads", "sequence_parallel"),
 )
 NOT_NEGATIVE = ("eval_batches", "patience", "workers", "weight_decay", "clip", "seed")
-# Settings that only one task has.
-OF_TASK = {
-    "mlm": ("mask_share",),
-    "clm": (),
-    "seq2seq": ("cross_attention", "target_n", "noise", "noise_share"),
-    "classify": ("class_weights", "label_smoothing", "token_dropout", "label_separator", "long", "pooling"),
+# The tasks that have a setting, where others do not.
+OF_TASK: dict[str, tuple[str, ...]] = {
+    "mask_share": ("mlm",),
+    **dict.fromkeys(("block_size", "open_reach"), ("clm", "seq2seq")),
+    **dict.fromkeys(("cross_attention", "target_n", "noise", "noise_share"), ("seq2seq",)),
+    **dict.fromkeys(("class_weights", "label_smoothing", "token_dropout", "label_separator", "long"), ("classify",)),
+    "pooling": ("classify",),
 }
+# What only attention to slots has; the method first, because the default of k depends on it.
+OF_SLOTS = ("method", "sharing", "start", "k", "open_slots", "open_reach")
+# Of these, what a source decides: a model keeps it, whatever it is trained for next.
+DECIDED = ("pooling", "block_size", *OF_SLOTS)
 OF_SOURCE = ("freeze_body", "body_rate")
 
 
@@ -60,22 +65,37 @@ def check(values: dict[str, Any]) -> None:
         )
 
 
-def of_other_tasks(task: str) -> Iterator[tuple[str, str]]:
-    """The settings that a task does not have, each with the task that has it."""
-    return ((name, other) for other, names in OF_TASK.items() if other != task for name in names)
+def in_slots(values: Mapping[str, Any]) -> bool:
+    """Whether a model attends to slots, at least in its cross-attention."""
+    return "linformer" in (values["attention"], values["task"] == "seq2seq" and values["cross_attention"])
+
+
+def without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The settings that have no effect beside the others of ``values``, each with the reason, and what to do."""
+    task, decided = values["task"], DECIDED if values.get("source") else ()
+    for name, tasks in OF_TASK.items():
+        if task not in tasks and name not in decided:
+            others = " or ".join(tasks)
+            yield name, f"is for --task {others}, and the task is {task}; leave it out, or give --task {others}"
+    attention = values["attention"]
+    if not in_slots(values):
+        how = "--attention linformer" + (" or --cross-attention linformer" if task == "seq2seq" else "")
+        for name in OF_SLOTS:
+            if name not in decided:
+                yield name, f"is for attention to slots, and --attention is {attention}; leave it out, or give {how}"
+    if attention in ("full", "none") and "block_size" not in decided:
+        yield (
+            "block_size",
+            f"is for attention in blocks, and --attention is {attention}; leave it out, or give --attention linformer",
+        )
 
 
 def check_meaning(values: dict[str, Any]) -> None:
-    """Raise a ValueError for settings that have no effect with the task, or without a source."""
-    task = values["task"]
-    for name, other in of_other_tasks(task):
-        default = values["n"] if name == "target_n" else DEFAULTS.get(name)
-        decided = name == "pooling" and values.get("source")  # by the source
-        if decided or values.get(name) in (None, default):
-            continue
-        raise ValueError(
-            f"{option(name)} {values[name]} is for --task {other}, and the task is {task}; leave it out, or give --task {other}"
-        )
+    """Raise a ValueError for settings that have no effect with the others."""
+    for name, why in without_effect(values):
+        default = {"target_n": values["n"], "k": default_slots(values["n"])}.get(name, DEFAULTS.get(name))
+        if values.get(name) not in (None, default):
+            raise ValueError(f"{option(name)} {values[name]} {why}")
     for name in OF_SOURCE:
         if values[name] != DEFAULTS[name] and not values.get("source"):
             given = option(name) if values[name] is True else f"{option(name)} {values[name]}"

@@ -7,15 +7,16 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from linformers import limits
 from linformers.checks import at_least_one, listed
-from linformers.data.examples import Long
+from linformers.data.examples import Long, around
 from linformers.training.measure import shares_of
 from linformers.training.runs import Run
-from linformers.training.texts import BATCH, run_texts
+from linformers.training.texts import BATCH, encode, encode_any, run_texts
 
 Show = Callable[[str], None]
 
@@ -37,7 +38,7 @@ def generate(
 
     Args:
         run: a run of one of these tasks.
-        prompts: texts; an empty one begins a new document.
+        prompts: texts; an empty one begins a new document. The name of a special token in a text is text, as in the data of training.
         max_new_tokens: the most tokens to generate; None means 64, or the longest target.
         temperature: 0 takes the most likely token; higher values sample from a flatter distribution.
         top_k: sample from this many of the likeliest tokens.
@@ -83,12 +84,14 @@ def generate_one(run: Run, prompt: str, max_new_tokens: int | None, options: dic
     """The generated text for one prompt."""
     if run.task == "seq2seq":
         check_text(run, prompt, "the source")
-        return generate_from(run, fitting(run, prompt), max_new_tokens or run.settings.target_n, options, show)
+        before, after = around(run.tokenizer)
+        source = checked_length(run, np.concatenate([before, *encode([prompt], run.tokenizer), after]).tolist())
+        return generate_from(run, source, max_new_tokens or run.settings.target_n, options, show)
     # In training a document follows the end of another one.
     end = next((i for i in (run.tokenizer.eos_token_id, run.tokenizer.sep_token_id) if i is not None), None)
     if end is None:
         raise ValueError(f"the tokeniser of {run.directory} has no end token (eos or sep), which begins a text")
-    ids = [end, *run.tokenizer.encode(prompt, add_special_tokens=False, verbose=False)]
+    ids = [end, *encode_any([prompt], run.tokenizer)[0].tolist()]
     if len(ids) >= run.settings.n:
         raise ValueError(
             f"the prompt has {len(ids) - 1} tokens, and together with the continuation the model takes {run.settings.n - 1}; "
@@ -255,12 +258,20 @@ def check_text(run: Run, text: str, what: str) -> None:
 
 
 def fitting(run: Run, text: str) -> list[int]:
-    """The tokens of a text, with the special ones.
+    """The tokens of a text, with the special ones around it and those that it names, such as a mask.
 
     Raises:
         ValueError: if it is too long.
     """
-    ids = list(run.tokenizer.encode(text, verbose=False))
+    return checked_length(run, list(run.tokenizer.encode(text, verbose=False)))
+
+
+def checked_length(run: Run, ids: list[int]) -> list[int]:
+    """The tokens of a text.
+
+    Raises:
+        ValueError: if there are too many.
+    """
     if len(ids) > run.settings.n:
         raise ValueError(f"the text has {len(ids)} tokens, and the model takes {run.settings.n}; shorten it")
     return ids

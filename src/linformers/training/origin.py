@@ -17,6 +17,7 @@ from linformers.hf import LinformerConfig
 from linformers.linearize.encoders import ARCHITECTURES, LinearizedConfig
 from linformers.linearize.positions import room
 from linformers.pretrained import load as pretrained
+from linformers.training.checking import without_effect
 from linformers.training.checkpoints import digest
 from linformers.training.options import option
 from linformers.training.presets import DEFAULTS, FROM, PRESETS
@@ -232,6 +233,7 @@ def settings_with(given: Settings, origin: Origin) -> Settings:
     check_task(origin, task)
     decided = shape(origin, task)
     check_contradictions(asked, decided, origin)
+    check_effect(asked, decided, origin, task)
     if origin.family == "linformer" and origin.config.is_decoder:
         decided |= causal_sizes(origin, asked)
     preset = asked.get("preset") or origin.preset or DEFAULTS["preset"]
@@ -272,6 +274,21 @@ def check_contradictions(asked: Mapping[str, Any], decided: Mapping[str, Any], o
         check_encoder_sizes(asked, decided, origin)
 
 
+def check_effect(asked: Mapping[str, Any], decided: Mapping[str, Any], origin: Origin, task: str) -> None:
+    """Raise a ValueError for given settings that have no effect on the model of the source."""
+    causal = bool(getattr(origin.config, "is_decoder", False))
+    values = {"cross_attention": None, **decided, "task": "clm" if causal else task}
+    unused = {name for name, _ in without_effect(values)}
+    for name in ("k", "block_size", "open_reach"):  # what else a source decides must be as it is there
+        if name in unused and asked.get(name) not in (None, decided.get(name)):
+            kind = "a causal model" if causal else "an encoder-decoder" if task == "seq2seq" else "an encoder"
+            also = ", or linearise it first" if name == "k" and origin.family == "encoder" else ""
+            raise ValueError(
+                f"{option(name)} {asked[name]} has no effect on the model of {origin.directory}, {kind} with {decided['attention']} "
+                f"attention; leave {option(name)} out{also}"
+            )
+
+
 def check_encoder_sizes(asked: Mapping[str, Any], decided: Mapping[str, Any], origin: Origin) -> None:
     """Raise a ValueError for an n or k that the encoder cannot have."""
     n, config, where = asked.get("n", 0), origin.config, origin.directory
@@ -280,10 +297,6 @@ def check_encoder_sizes(asked: Mapping[str, Any], decided: Mapping[str, Any], or
         raise ValueError(
             f"--n {n}, but {where} has positions for {rows} tokens; give --n {rows} or less, or make it longer with `linformers linearize "
             f"... --max-len {n} --positions stretch`"
-        )
-    if "k" in asked and not linear:
-        raise ValueError(
-            f"--k {asked['k']}, but {where} has full attention, without slots; leave --k out, or linearise it first"
         )
     method = decided.get("method")
     if linear and method != "mean" and (n > decided["n"] or asked.get("k", decided["k"]) != decided["k"]):

@@ -114,6 +114,11 @@ def slots_of(task: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return {} if {"method", "start"} & given.keys() else SLOTS[task]
 
 
+def default_slots(n: int) -> int:
+    """The default of k, but for classify with content slots."""
+    return max(1, n // 4)
+
+
 def usual_sharing(method: str) -> str:
     """The default sharing of a method."""
     return str(ASSIGNED["sharing"] if method == ASSIGNED["method"] else DEFAULTS["sharing"])

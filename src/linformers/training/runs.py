@@ -10,7 +10,7 @@ from linformers.data.prepared import ABOUT
 from linformers.files.checked import an_object, damaged, each, fields, named, number, read_object, text, whole
 from linformers.files.whole import write_json
 from linformers.training import metrics as lines
-from linformers.training.checking import of_other_tasks
+from linformers.training.checking import without_effect
 from linformers.training.checkpoints import MANIFEST, last_good, manifest
 from linformers.training.presets import DEFAULTS
 from linformers.training.settings import Settings, check_types
@@ -190,9 +190,8 @@ def load_run(directory: Path | str) -> Run:
         with damaged(path):
             check_types(about["settings"])
             values = {name: tuple(v) if isinstance(v, list) else v for name, v in about["settings"].items()}
-            for name, _ in of_other_tasks(values.get("task", DEFAULTS["task"])):
-                if name != "pooling" or not values.get("source"):
-                    values.pop(name, None)  # earlier versions accepted some of them with every task, and ignored them
+            for name, _ in [*without_effect({**DEFAULTS, **values})]:
+                values.pop(name, None)  # earlier versions accepted some of them, and ignored them
             settings = Settings(**{**DEFAULTS, **values}).filled()  # the run may be from a version without some setting
     except ValueError as error:
         raise ValueError(f"{error}; {instead}") from None

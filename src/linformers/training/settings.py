@@ -22,7 +22,7 @@ from linformers.projections.make import MethodName, Sharing
 from linformers.training.checking import check
 from linformers.training.defaults import with_defaults
 from linformers.training.options import option, spoken
-from linformers.training.presets import DEFAULTS, PRESETS, usual
+from linformers.training.presets import DEFAULTS, PRESETS, default_slots, usual
 
 Preset = Literal["tiny", "small", "base"]
 Precision = Literal["fp32", "bf16"]
@@ -90,7 +90,7 @@ class Settings:
         What classify does with texts of more than n tokens: cut them, or read windows of n tokens (windows): a random one in training and in
         its evaluations; in the test and for predictions all of them, with their probabilities averaged.
     block_size
-        Positions of a block of a causal model; by default about n/8, at most 128.
+        Positions of a block of a causal model (clm, and the decoder of seq2seq); by default about n/8, at most 128.
     local_kernel
         Width of a depthwise convolution before attention; 0 for none.
     local_window
@@ -98,7 +98,7 @@ class Settings:
     open_slots
         How many slots each query opens, to attend to the exact keys they stand for; 0 for none. With --method mean.
     open_reach
-        How many positions back clm can open slots; decoding keeps the exact keys of these. By default all.
+        How many positions back a causal model can open slots; decoding keeps the exact keys of these. By default all.
     positions
         Position embeddings: sinusoidal, learned, rotary, or none.
     embedding_scale
@@ -285,7 +285,7 @@ class Settings:
         check(values)
         n, steps = values["n"], values["max_steps"]
         values.setdefault("target_n", n)
-        values.setdefault("k", max(1, n // 4))
+        values.setdefault("k", default_slots(n))
         values.setdefault("feedforward", 4 * values["width"])
         values.setdefault("save_steps", min(500, max(1, steps // 10)))
         values.setdefault("eval_steps", max(1, steps // 10))

@@ -127,11 +127,21 @@ def sorted_rows(
 
 
 def encode(texts: Sequence[str], tokenizer: Any) -> list[NDArray[np.int64]]:
-    """The tokens of texts, without special ones around them; the name of a special token in a text is text, as in the data of training.
+    """The tokens of texts, as :func:`encode_any` gives them.
 
     Raises:
         ValueError: for a text without a token.
     """
+    found = encode_any(texts, tokenizer)
+    for i, (text, ids) in enumerate(zip(texts, found, strict=True)):
+        if not len(ids) or not text.strip():
+            which = f"text {i + 1} of {len(texts)}" if len(texts) > 1 else "the text"
+            raise ValueError(f"{which} is empty ({text!r}); give at least one word")
+    return found
+
+
+def encode_any(texts: Sequence[str], tokenizer: Any) -> list[NDArray[np.int64]]:
+    """The tokens of texts, which may be empty, without special ones around them; the name of a special token in a text is text, as in the data of training."""
     found: list[NDArray[np.int64]] = []
     unknown = tokenizer.unk_token_id
     special = [i for i in tokenizer.all_special_ids if i != unknown]
@@ -141,8 +151,4 @@ def encode(texts: Sequence[str], tokenizer: Any) -> list[NDArray[np.int64]]:
         found += [
             without_marks(ids, np.isin(ids, special), unknown) for ids in (np.array(row, np.int64) for row in rows)
         ]
-    for i, (text, ids) in enumerate(zip(texts, found, strict=True)):
-        if not len(ids) or not text.strip():
-            which = f"text {i + 1} of {len(texts)}" if len(texts) > 1 else "the text"
-            raise ValueError(f"{which} is empty ({text!r}); give at least one word")
     return found
