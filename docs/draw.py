@@ -20,6 +20,7 @@ TASKS = {
     "copy": "copying (cross-attention)",
     "majority": "majority (encoder)",
     "mlm": "masked words (encoder)",
+    "code": "code, n = 1,024 (causal)",
 }
 
 
