@@ -98,7 +98,7 @@ class EarlyViTAttention(ShortensEarly, ViTAttention):  # type: ignore[misc]
     out = "o_proj"
 
 
-class ModernBertAttentionWithInput(KnowsItsInput, ModernBertAttention):  # type: ignore[misc]
+class ModernBertAttentionWithInput(KnowsItsInput, ModernBertAttention):
     """Not shortened before its maps: the keys are rotated first, and one map makes all three."""
 
 
