@@ -12,6 +12,7 @@ from linformers.data.vocabulary import train_tokenizer
 from linformers.hf import LinformerConfig, LinformerForMaskedLM, LinformerForSequenceClassification
 from linformers.linearize import linearize
 from linformers.training import Settings, classify, embed, fill_mask, load_run, train
+from linformers.training.origin import open_origin, settings_with
 from linformers.training.taking import Taken, change_sizes
 
 FINE = {"max_steps": 2, "eval_steps": 1, "batch_size": 8, "eval_batches": 1}
@@ -118,6 +119,18 @@ def test_encoders_keep_their_own_classes(name, sources, table, tmp_path):
     assert classify(opened, ["apple " * 40])[0]["cut"]
     again = transformers.AutoModelForSequenceClassification.from_pretrained(out / "final")
     assert again.config.id2label == {0: "fruit", 1: "tool"}
+
+
+@pytest.mark.parametrize(
+    ("name", "epochs", "smoothing", "hidden"), [("mlm", 10.0, 0.1, 0.2), ("bert", 3.0, None, None)]
+)
+def test_fine_tuning_has_defaults_of_its_own(name, epochs, smoothing, hidden, sources):
+    origin = open_origin(sources / name)
+    given = settings_with(Settings(source=str(sources / name), task="classify"), origin)
+    assert (given.epochs, given.label_smoothing, given.token_dropout) == (epochs, smoothing, hidden)
+    asked = settings_with(Settings(source=str(sources / name), task="classify", max_steps=7, token_dropout=0.4), origin)
+    assert (asked.max_steps, asked.token_dropout) == (7, 0.4)
+    assert "epochs" not in asked.given()
 
 
 def test_an_encoder_learns_masked_words_and_has_other_slots(sources, text_file, tmp_path):

@@ -6,6 +6,7 @@ from typing import Any
 from linformers.training.presets import (
     ASSIGNED,
     BY_TASK,
+    CLASSIFY_FROM,
     DEFAULTS,
     FROM,
     OPENED,
@@ -62,8 +63,9 @@ def by_preset(values: Mapping[str, Any]) -> str:
 WORDS = {
     "{vocabulary}": by_preset(VOCABULARY),
     "{slots}": by_preset({preset: sizes["k"] for preset, sizes in SIZES["classify"].items()}),
-    "{rates}": f"{FROM['linformer']['rate']} times that of the preset, and {FROM['encoder']['learning_rate']:g} for an encoder",
-    "{epochs}": str(FROM["classify"]["epochs"]),
+    "{rates}": f"{FROM['linformer']['rate']} times that of the preset ({CLASSIFY_FROM['linformer']['rate']} times for classify), and "
+    f"{FROM['encoder']['learning_rate']:g} for an encoder",
+    "{epochs}": f"{CLASSIFY_FROM['linformer']['epochs']:g}, or {CLASSIFY_FROM['encoder']['epochs']:g} from an encoder",
 }
 ASSIGNING, OPENING = (" and ".join(task for task in SLOTS if SLOTS[task] is kind) for kind in (ASSIGNED, OPENED))
 TYING = " and ".join(task for task, values in BY_TASK.items() if values.get("tie"))
@@ -72,7 +74,7 @@ SHOWN: dict[str, Any] = {
     **DEFAULTS,
     **{name: f"{DEFAULTS[name]}, and {value} for classify" for name, value in STOPPING["classify"].items()},
     **{
-        name: f"{DEFAULTS[name]}, and {BY_TASK['classify'][name]} for classify without --from"
+        name: f"{DEFAULTS[name]}, and {BY_TASK['classify'][name]} for classify, except from an encoder"
         for name in ("label_smoothing", "token_dropout")
     },
     "tie": f"no, and yes for {TYING}",

@@ -20,7 +20,7 @@ from linformers.pretrained import load as pretrained
 from linformers.training.checking import without_effect
 from linformers.training.checkpoints import digest
 from linformers.training.options import option
-from linformers.training.presets import DEFAULTS, FROM, PRESETS
+from linformers.training.presets import CLASSIFY_FROM, DEFAULTS, FROM, PRESETS
 from linformers.training.runs import load_run
 from linformers.training.settings import Settings, shown
 
@@ -237,11 +237,12 @@ def settings_with(given: Settings, origin: Origin) -> Settings:
     if origin.family == "linformer" and origin.config.is_decoder:
         decided |= causal_sizes(origin, asked)
     preset = asked.get("preset") or origin.preset or DEFAULTS["preset"]
-    usual = dict(FROM.get(task, {}), preset=preset, task=task)
+    usual = {**FROM[origin.family], **(CLASSIFY_FROM[origin.family] if task == "classify" else {})}
+    usual |= {"preset": preset, "task": task}
     if "max_steps" in asked:
         usual.pop("epochs", None)
-    rate = FROM[origin.family]
-    usual["learning_rate"] = rate.get("learning_rate") or PRESETS[preset]["learning_rate"] * rate["rate"]
+    if (rate := usual.pop("rate", None)) is not None:
+        usual["learning_rate"] = PRESETS[preset]["learning_rate"] * rate
     return dataclasses.replace(given, **{**usual, **decided, **asked})
 
 
