@@ -76,7 +76,10 @@ def test_the_table_of_associative_recall_is_that_of_the_file():
         setting = line["setting"]
         if setting["heads"] == 4:
             found.setdefault((setting["contender"], setting.get("open_share", 0)), []).append(line)
-    names = [("full", 0), ("causal opened", 16), ("causal opened", 0), ("causal linformer", 0), ("causal local", 0)]
+    names = [
+        *(("full", 0), ("causal content", 0), ("causal opened", 16), ("causal opened", 0)),
+        *(("causal linformer", 0), ("causal local", 0)),
+    ]
     sizes = ("64/4", "128/8", "256/16", "128/4", "256/8", "512/16")
     expected = [
         [", ".join(f"{100 * line[f'accuracy at {size}']:.1f}" for line in found[name]) for size in sizes]
