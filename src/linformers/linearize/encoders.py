@@ -7,8 +7,6 @@ find both. What differs is one registered attention function, and a projection i
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -30,7 +28,6 @@ from transformers.models.modernbert import modeling_modernbert
 from transformers.models.roberta import modeling_roberta
 from transformers.models.vit import modeling_vit
 
-from linformers.linearize.calibrate import Batch, Sample, run
 from linformers.linearize.core import attend_near, blank_heads
 from linformers.linearize.early import WITH_INPUT, assigned_by_keys
 from linformers.linearize.projection import check_opening, make_start
@@ -42,7 +39,6 @@ from linformers.private import attention_name, is_initialized, set_attention_nam
 from linformers.projections.base import Projection, check_length
 
 IMPLEMENTATION = "linformers"
-CAPTURE = "linformers-capture"
 
 
 class Architecture(NamedTuple):
@@ -314,66 +310,8 @@ def padding_mask(*, attention_mask: Tensor | None = None, **_: Any) -> Tensor | 
     return attention_mask
 
 
-_captured: tuple[nn.Module, list[Sample]] | None = None
-
-
-def capture_attention(
-    module: Any,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    **_: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """The attention of the original, which also records the inputs of one module; see :func:`capturing`."""
-    query = rescaled(query, scaling)
-    if _captured is not None and module is _captured[0]:
-        _captured[1].append(Sample(query.detach(), key.detach(), value.detach(), attention_mask))
-    return exact(query, key, value, attention_mask, dropout, sliding_window, False)[0].transpose(1, 2), None
-
-
-@contextmanager
-def capturing(
-    model: PreTrainedModel, runner: nn.Module
-) -> Iterator[Callable[[nn.Module, Sequence[Batch]], list[Sample]]]:
-    """Run the original model and record its queries, keys and values, and its input, one attention module at a time.
-
-    Args:
-        runner: the module that is called with the batches: ``model`` itself, or a module around it.
-    """
-    before = attention_name(model.config)
-
-    def samples(module: nn.Module, batches: Sequence[Batch]) -> list[Sample]:
-        global _captured
-        _captured = (module, [])
-        inputs: list[Tensor] = []
-
-        def keep_input(_: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Any]) -> None:
-            inputs.append(args[0] if args else kwargs["hidden_states"])
-
-        handle = module.register_forward_pre_hook(keep_input, with_kwargs=True)
-        try:
-            with torch.no_grad():
-                for batch in batches:
-                    run(runner, batch)
-            return [sample._replace(features=x) for sample, x in zip(_captured[1], inputs, strict=True)]
-        finally:
-            handle.remove()
-            _captured = None
-
-    try:
-        set_attention_name(model.config, CAPTURE)
-        yield samples
-    finally:
-        set_attention_name(model.config, before)
-
-
-for _name, _function in {IMPLEMENTATION: linformer_attention, CAPTURE: capture_attention}.items():
-    AttentionInterface.register(_name, _function)
-    AttentionMaskInterface.register(_name, padding_mask)
+AttentionInterface.register(IMPLEMENTATION, linformer_attention)
+AttentionMaskInterface.register(IMPLEMENTATION, padding_mask)
 
 LINEARIZED: dict[type[PreTrainedModel], type[PreTrainedModel]] = {}
 

@@ -211,7 +211,8 @@ def join(prefix: str, name: str) -> str:
 
 def _convert_encoder(model: nn.Module, prefix: str, encoder: Any, plan: Plan, wanted: Sequence[str]) -> list[Replaced]:
     """Linearise one Hugging Face encoder."""
-    from linformers.linearize.encoders import attention_modules, capturing, convert, feature_channels, head_count
+    from linformers.linearize.capture import capturing
+    from linformers.linearize.encoders import attention_modules, convert, feature_channels, head_count
 
     layers = [(join(prefix, name), module) for name, module in attention_modules(encoder)]
     if not any(name in wanted for name, _ in layers):
