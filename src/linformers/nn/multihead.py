@@ -111,13 +111,12 @@ class LinearMultiheadAttention(TorchMaps):
         whole(seq_len=seq_len, block_size=block_size)
         at_least_one(seq_len=seq_len)
         given(proj_k=proj_k, local_window=local_window, open_slots=open_slots, dropout=dropout)
-        whole(proj_k=proj_k)
+        whole(proj_k=proj_k, local_window=local_window, open_slots=open_slots, open_reach=open_reach)
         at_least_one(proj_k=proj_k)
         sizes = {"seq_len": seq_len, "proj_k": proj_k, "block_size": block_size, "local_window": local_window}
         for which, number in sizes.items():
             at_most(which, number, SIZE)
         one_of("param_sharing", param_sharing, SHARINGS)
-        whole(local_window=local_window, open_slots=open_slots, open_reach=open_reach)
         share(dropout=dropout)
         check_factory(device, dtype)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
