@@ -36,6 +36,12 @@ def bounded(count: int):
     return settings(max_examples=int(MANY or count), derandomize=not MANY, suppress_health_check=checks)
 
 
+def seeded(data):
+    """Draw the parts of a case; its weights and inputs are part of it too, so that a failure can be replayed."""
+    torch.manual_seed(data.draw(st.integers(0, 2**16)))
+    return data.draw
+
+
 def spoiled(draw, x: Tensor) -> Tensor | Any:
     """Something that is almost ``x``."""
     kind = draw(st.sampled_from(("axis", "rank", "dtype", "meta", "list", "none", "empty", "long")))
@@ -64,7 +70,7 @@ def finite(*tensors: Tensor | None) -> bool:
 @bounded(150)
 @given(st.data())
 def test_layers(data):
-    draw = data.draw
+    draw = seeded(data)
     TRIED["layers"] += 1
     options = draw(layers())
     try:
@@ -194,7 +200,7 @@ def check(model, x: Tensor, keep: Tensor | None, causal: bool) -> None:
 @bounded(60)
 @given(st.data())
 def test_stacks_and_text_models(data):
-    draw = data.draw
+    draw = seeded(data)
     TRIED["models"] += 1
     options = draw(stacks())
     kind = draw(st.sampled_from((Linformer, LinformerLM, LinformerClassifier)))
@@ -248,7 +254,7 @@ def check_generation(model: LinformerLM, ids: Tensor) -> None:
 @bounded(25)
 @given(st.data())
 def test_encoders_with_decoders(data):
-    draw = data.draw
+    draw = seeded(data)
     TRIED["encoders with decoders"] += 1
     options = draw(stacks()) | {"num_tokens": 7, "dropout_tokens": 0.0}
     for name in ("causal", "local_window", "reversible"):
