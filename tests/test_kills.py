@@ -102,17 +102,28 @@ class Server:
         self.process.stdin.write(json.dumps([kind, words, str(self.log)]) + "\n")
         self.process.stdin.flush()
         child, begin = int(self.process.stdout.readline()), time.monotonic()
-        if seconds is not None:
-            while Path(f"/proc/{child}").exists() and not after():
-                time.sleep(0.002)
-            time.sleep(seconds)
-            for target, send in ((child, os.killpg), (child, os.kill)):  # the group, unless it is not there yet
-                try:
-                    send(target, signal.SIGKILL)
-                    break
-                except ProcessLookupError:
-                    continue
-        return int(self.process.stdout.readline()), time.monotonic() - begin
+        try:
+            if seconds is not None:
+                while Path(f"/proc/{child}").exists() and not after():
+                    time.sleep(0.002)
+                time.sleep(seconds)
+                kill(child)
+        except BaseException:
+            kill(child)  # else the next command reads the status of this one
+            raise
+        finally:
+            status = int(self.process.stdout.readline())
+        return status, time.monotonic() - begin
+
+
+def kill(child: int) -> None:
+    """Its group, unless it is not there yet."""
+    for send in (os.killpg, os.kill):
+        try:
+            send(child, signal.SIGKILL)
+            break
+        except ProcessLookupError:
+            continue
 
 
 @pytest.fixture(scope="module")
@@ -165,11 +176,11 @@ def saved(name: str, out: Path) -> dict[str, bytes]:
 def begun(name: str, out: Path) -> set[tuple[Path, int]]:
     """What a command has saved so far, and when; of one that saves at its end, what it is writing."""
     kinds = {"train": "run/checkpoint-*", "compare": "**/checkpoint-*", "prepare": ".data.partial-*/*"}
-    found = set()
-    for path in out.glob(kinds.get(name, "*.safetensors")):
-        with contextlib.suppress(FileNotFoundError):  # it may be replaced meanwhile
-            found.add((path, path.stat().st_mtime_ns))
-    return found
+    while True:
+        try:
+            return {(path, path.stat().st_mtime_ns) for path in out.glob(kinds.get(name, "*.safetensors"))}
+        except FileNotFoundError:  # a file or a folder was renamed meanwhile
+            continue
 
 
 NAMES = ["train", "compare", "prepare", "distil"]
