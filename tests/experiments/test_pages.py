@@ -208,6 +208,18 @@ def test_runs_of_other_tasks_are_not_beside_each_other(tmp_path):
     assert re.findall(r">([^<]*frequencies alone)<", table) == ["b: frequencies alone", "c: frequencies alone"]
 
 
+def test_settings_without_effect_are_not_shown(tmp_path):
+    saved = [save_run(tmp_path / kind, attention=kind) for kind in ("linformer", "full")]
+    text = summary.build(saved, models=False)
+    table = text[text.index("Side by side") : text.index("<figure>")]
+    head, *rows = [re.findall(r"<t[hd][^>]*>([^<]*)<", row) for row in table.split("<tr>")[1:]]
+    shown = {row[0]: dict(zip(head, row, strict=False)) for row in rows}
+    assert {name: (row["n"], row["k"]) for name, row in shown.items() if name in ("linformer", "full")} == {
+        "linformer": ("16", "4"),
+        "full": ("16", ""),
+    }
+
+
 def test_long_samples_are_cut():
     assert summary.abbreviated("a\n \n\n\n\nb") == "a\n\nb"
     assert len(summary.abbreviated("a" * 9999)) < 1000

@@ -60,12 +60,19 @@ def test_slots_of_contenders_depend_on_their_method():
         ("mean", "layerwise", 2),
         ("mean", "layerwise", 0),
     ]
-    (kept,) = sweep.plan(sweep.complete(Settings(task="clm", preset="tiny", sharing="kv")), ["method=content"], 1)
-    assert kept.settings.sharing == "kv"  # as the base, which says so
+    shared = sweep.complete(Settings(preset="tiny", method="learnable", sharing="kv", start="segments"))
+    found = [cell.settings for cell in sweep.plan(shared, ["method=convolution", "method=content", "method=mean"], 1)]
+    assert [(s.sharing, s.start) for s in found] == [
+        ("kv", "segments"),
+        ("kv", "random"),  # as the base, as far as the method has it
+        ("layerwise", "random"),
+    ]
     (opened,) = sweep.plan(sweep.complete(Settings(preset="tiny")), ["open_slots=3"], 1)
     assert (opened.settings.method, opened.settings.open_slots) == ("mean", 3)
     with pytest.raises(ValueError, match="open_slots needs method=mean"):
         sweep.plan(base, ["method=learnable,open_slots=4"], 1)
+    with pytest.raises(ValueError, match="contender sharing = kv: --sharing kv is for --method learnable"):
+        sweep.plan(base, ["method=mean,sharing=kv"], 1)
     with pytest.raises(ValueError, match="--method mean has nothing to share; give --method learnable"):
         sweep.varied("sharing", base)
 

@@ -182,6 +182,11 @@ def test_texts_with_several_classes(name, several, tmp_path):
         ({"task": "clm", "attention": "full", "open_slots": 2}, "--open-slots 2 is for attention to slots"),
         ({"task": "clm", "attention": "local", "start": "segments"}, "--start segments is for attention to slots"),
         (
+            {"task": "clm", "method": "mean", "sharing": "kv"},
+            "--sharing kv is for --method learnable or convolution or no_params or content, and the method is mean; leave",
+        ),
+        ({"method": "content", "start": "segments"}, "--start segments is for --method learnable or convolution"),
+        (
             {"task": "clm", "attention": "none", "block_size": 8},
             "--block-size 8 is for attention in blocks, and --attention is none",
         ),

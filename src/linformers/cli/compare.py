@@ -80,8 +80,9 @@ def compare(
     from linformers.experiments.budget import with_updates
     from linformers.experiments.cells import run_cells
     from linformers.experiments.runs import is_comparison
-    from linformers.experiments.sweep import UNSHARED, as_planned, complete, merged_plan, plan, varied
+    from linformers.experiments.sweep import as_planned, complete, merged_plan, plan, varied
     from linformers.training import Interrupted
+    from linformers.training.checking import OF_METHOD
     from linformers.training.lock import working_in
     from linformers.training.sources import check_options
 
@@ -94,7 +95,9 @@ def compare(
         check_options(settings)
     base = complete(as_planned(quicker(settings, quick), out))
     names, count = list(contenders or ()), seeds
-    axes: list[Axis] = ["attention", "k"] if base.method in UNSHARED else ["attention", "k", "sharing"]
+    axes: list[Axis] = ["attention", "k"]
+    if base.method in OF_METHOD["sharing"]:
+        axes.append("sharing")
     for axis in vary or ([] if names or quick else axes):
         names += varied(axis, base)
     if quick and not names:

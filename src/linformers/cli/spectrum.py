@@ -17,7 +17,7 @@ def spectrum(
     *,
     text: Path | None = None,
     length: Size | None = None,
-    samples: Size = 16,
+    samples: Size | None = None,
     share: Annotated[float, Parameter(negative="")] = 0.9,
     index: Size | None = None,
     out: Path | None = None,
@@ -41,7 +41,7 @@ def spectrum(
     length
         Tokens of an input; by default as many as the model takes, up to 512.
     samples
-        How many inputs to average over.
+        How many inputs to average over. Default: 16.
     share
         The share of the singular values that the suggested k keeps.
     index
@@ -49,7 +49,7 @@ def spectrum(
     out
         Folder for the results; by default the run itself, or `spectrum` for other models.
     quick
-        Four inputs of at most 128 tokens.
+        Four inputs of at most 128 tokens, where nothing else is given.
     """
     from linformers.experiments import bench_results
     from linformers.experiments import spectrum as experiment
@@ -62,7 +62,7 @@ def spectrum(
     console = Console(markup=False)
     subject = experiment.load(model)
     length = min(subject.longest, 128 if quick else subject.longest) if length is None else length
-    samples = min(samples, 4) if quick else samples
+    samples = samples or (4 if quick else 16)
     batches = passages(text, subject.tokenizer, length, samples)
     count = sum(len(batch["input_ids"]) for batch in batches)
     with bench_results.progress(count) as (say, advance):

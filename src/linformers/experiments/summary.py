@@ -23,6 +23,8 @@ from linformers.experiments.page import (
     shown,
 )
 from linformers.experiments.runs import RunFiles, is_comparison, read_run, shared_baseline, shared_baselines
+from linformers.training.checking import without_effect
+from linformers.training.presets import DEFAULTS
 from linformers.training.verdict import FREQUENCIES, had, verdict
 
 
@@ -104,7 +106,10 @@ def together(runs: Sequence[RunFiles], names: Sequence[str], task: str, anchor: 
     heads = ["run", *what, *(number.name for number in (*scores, *COSTS))]
     rows = []
     for name, run in zip(names, runs, strict=True):
-        facts = [shown(run.settings[key]) if run.settings.get(key) is not None else "" for key in what]
+        unused = {name for name, _ in without_effect({**DEFAULTS, **run.settings})}
+        facts = [
+            shown(run.settings[key]) if run.settings.get(key) is not None and key not in unused else "" for key in what
+        ]
         rows.append([name, *facts, *(number.of(run.results) for number in (*scores, *COSTS))])
     shared, also = shared_baseline(runs), shared_baselines(runs)
     baselines = [(FREQUENCIES, shared), *also.items()] if shared else [

@@ -19,7 +19,7 @@ from linformers.extras import needed
 from linformers.files.checked import damaged, each, fields, inner_path, named, number, read_object, text, whole
 from linformers.files.whole import write_json
 from linformers.models.options import CHOICES
-from linformers.training.checking import OF_SLOTS, in_slots
+from linformers.training.checking import OF_METHOD, OF_SLOTS, in_slots
 from linformers.training.options import option
 from linformers.training.presets import DEFAULTS, usual_sharing
 from linformers.training.settings import Settings
@@ -34,7 +34,6 @@ UNLEARNED = (
     "save_steps",
     "log_steps",
 )  # settings that do not change what is learned
-UNSHARED = ("mean", "max")  # methods without parameters, for which all sharing modes are the same model
 # Settings that are the same for all contenders: they decide the data, which is prepared once, the sizes of the base, or how long cells train.
 SAME = (
     *("task", "preset", "source", "data", "column", "label_column", "label_separator", "target_column", "targets"),
@@ -132,7 +131,7 @@ def varied(axis: str, base: Settings) -> list[str]:
         case "k":
             return [f"k={size}" for size in sorted({max(1, n // part) for part in (16, 8, 4, 2)} | {k})]
         case "sharing":
-            if base.method in UNSHARED:
+            if base.method not in OF_METHOD["sharing"]:
                 raise ValueError(
                     f"--vary sharing: --method {base.method} has nothing to share; give --method learnable"
                 )
@@ -234,6 +233,7 @@ def plan(base: Settings, contenders: Sequence[str], seeds: int) -> list[Cell]:
                 changes = {"open_slots": 0, "open_reach": None, **changes}
             if method != base.method and base.sharing == usual_sharing(base.method):
                 changes.setdefault("sharing", usual_sharing(method))
+            changes = {**{name: None for name, methods in OF_METHOD.items() if method not in methods}, **changes}
             if changes.get("attention") in ("full", "none"):
                 changes.setdefault("local_window", 0)  # these kinds of attention do not use it
             near = changes.get("attention") == "local"  # exact neighbours as the base has them

@@ -25,6 +25,11 @@ OF_TASK: dict[str, tuple[str, ...]] = {
 }
 # What only attention to slots has; the method first, because the default of k depends on it.
 OF_SLOTS = ("method", "sharing", "start", "k", "open_slots", "open_reach")
+# Of these, what only some methods have: means and maxima have no weights to share, and only learned weights have a start.
+OF_METHOD = {
+    "sharing": ("learnable", "convolution", "no_params", "content"),
+    "start": ("learnable", "convolution"),
+}
 # Of these, what a source decides: a model keeps it, whatever it is trained for next.
 DECIDED = ("pooling", "block_size", *OF_SLOTS)
 OF_SOURCE = ("freeze_body", "body_rate")
@@ -77,8 +82,13 @@ def without_effect(values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         if task not in tasks and name not in decided:
             others = " or ".join(tasks)
             yield name, f"is for --task {others}, and the task is {task}; leave it out, or give --task {others}"
-    attention = values["attention"]
-    if not in_slots(values):
+    attention, method = values["attention"], values.get("method")
+    if in_slots(values):
+        for name, methods in OF_METHOD.items():
+            if isinstance(method, str) and method not in methods and name not in decided:
+                why = f"is for --method {' or '.join(methods)}, and the method is {method}"
+                yield name, f"{why}; leave it out, or give --method {methods[0]}"
+    else:
         how = "--attention linformer" + (" or --cross-attention linformer" if task == "seq2seq" else "")
         for name in OF_SLOTS:
             if name not in decided:
