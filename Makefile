@@ -41,9 +41,10 @@ thorough: lint
 	$(MAKE) site
 	$(MAKE) oldest
 
-# Thousands of random layers, models and calls, each time others: right, or refused with an error of this package.
+# Thousands of random layers, models and calls, each time others: right, or refused with an error of this package. glibc
+# fills fresh memory with large numbers, so that nothing that is read before it is written looks like zeros.
 fuzz: $(VENV)/.dev
-	LINFORMERS_FUZZ=$(FUZZ) $(PYTEST) tests/test_fuzz.py
+	MALLOC_PERTURB_=1 LINFORMERS_FUZZ=$(FUZZ) $(PYTEST) tests/test_fuzz.py
 
 # Wheel and sdist in clean environments, with and without each extra; needs an index for the build backend. Before a release.
 packages: $(VENV)/.dev

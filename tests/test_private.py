@@ -2,6 +2,7 @@
 
 import ast
 import copy
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,20 @@ def test_fused_attention_and_its_gradients():
     found = private.flash_backward(gradient, q.detach(), k.detach(), v.detach(), out, logsumexp, 0.0, False)
     for one, right in zip(found, torch.autograd.grad(expected, (q, k, v), gradient), strict=True):
         torch.testing.assert_close(one, right)
+
+
+def test_fused_attention_in_any_layout():
+    """The kernel itself reads beyond the tensors whose channels are apart in memory."""
+    torch.manual_seed(0)
+    q, k, v, gradient = (torch.randn(2, 3, n, 4, dtype=torch.float64) for n in (5, 7, 7, 5))
+    for order in itertools.permutations(range(4)):
+        back = [order.index(axis) for axis in range(4)]
+        moved = [x.permute(order).contiguous().permute(back) for x in (gradient, q, k, v)]
+        out, logsumexp = private.flash(*moved[1:])
+        torch.testing.assert_close(out, F.softmax(q @ k.mT / 2, -1) @ v)
+        found = private.flash_backward(*moved, out.permute(order).contiguous().permute(back), logsumexp, 0.0, False)
+        right = private.flash_backward(gradient, q, k, v, out, logsumexp, 0.0, False)
+        torch.testing.assert_close(found, right)
 
 
 def test_events_are_written_without_tensorflow(tmp_path):

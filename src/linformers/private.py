@@ -16,9 +16,27 @@ from torch import Tensor, nn
 
 # torch: quantised and distributed tensors implement their own products.
 is_traceable_wrapper_subclass = torch.utils._python_dispatch.is_traceable_wrapper_subclass
-# Attention with its log-sum-exp, and the gradients from it, which F.scaled_dot_product_attention does not return.
-flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """Attention with its log-sum-exp, which ``F.scaled_dot_product_attention`` does not return."""
+    out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*map(side_by_side, (q, k, v)), **options)
+    return out, total
+
+
+def flash_backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, total: Tensor, *more: Any, **options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of :func:`flash`."""
+    rows = map(side_by_side, (d_out, q, k, v, out))
+    d_q, d_k, d_v = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(*rows, total, *more, **options)
+    return d_q, d_k, d_v
+
+
+def side_by_side(x: Tensor) -> Tensor:
+    """``x``, with channels next to each other in memory: the kernel takes that for granted, and reads other numbers where they are not."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 

@@ -63,6 +63,16 @@ def test_queries_that_open_the_same_slot_share_tiles(pattern, monkeypatch):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("order", [(0, 2, 3, 1), (0, 3, 2, 1), (3, 2, 1, 0)], ids=str)
+def test_any_layout_in_memory(pattern, order, monkeypatch):
+    back = [order.index(axis) for axis in range(4)]
+    moved = [x.detach().permute(order).contiguous().permute(back).requires_grad_() for x in make(256, b=1)]
+    gathered, tiles = both_forms(pattern, moved, monkeypatch)
+    for one, other in zip(gathered, tiles, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_in_float32_it_is_as_near(pattern, monkeypatch):
     monkeypatch.setattr(opened, "SHORT", 0)
     inputs = make(1024)

@@ -42,6 +42,22 @@ def test_equals_the_loops(n, heads, groups, own):
         assert_close(attend_running(q, k, v, shares_of(source, weight), BLOCK, FEWEST_TOKENS), expected)
 
 
+def test_any_layout_in_memory():
+    """Rotary positions of heads with two channels leave queries whose channels are apart."""
+    inputs = make(13, 2, 2, True)
+    expected = attend_running(*inputs[:3], shares_of(*inputs[3:]), BLOCK, FEWEST_TOKENS)
+    last = torch.randn_like(expected)
+    right = torch.autograd.grad(expected, inputs, last)
+    for order in ((0, 2, 3, 1), (0, 3, 2, 1), (3, 2, 1, 0)):
+        back = [order.index(axis) for axis in range(4)]
+        q, k, v, d_out = (x.detach().permute(order).contiguous().permute(back) for x in (*inputs[:3], last))
+        moved = [*(x.requires_grad_() for x in (q, k, v)), *inputs[3:]]
+        out = attend_running(*moved[:3], shares_of(*moved[3:]), BLOCK, FEWEST_TOKENS)
+        assert_close(out, expected)
+        for found, wanted in zip(torch.autograd.grad(out, moved, d_out), right, strict=True):
+            assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("gap", [50.0, 100.0, 200.0])
 @pytest.mark.parametrize("own", [False, True])
 def test_slots_that_hardly_any_token_chose_leave_no_trace(gap, own):
