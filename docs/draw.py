@@ -47,6 +47,7 @@ def choosing() -> None:
     from matplotlib.figure import Figure
 
     found: dict[str, dict[str, float]] = {}
+    later: dict[str, dict[str, float]] = {}  # with three or four times the updates
     for task in TASKS:
         for path in sorted((HERE / "results").glob(f"{task}*.json")):
             result = json.loads(path.read_text())
@@ -55,23 +56,23 @@ def choosing() -> None:
                 kind = kind_of({"method": result["settings"]["method"], **line["changes"]})
                 slots = line["changes"].get("k", result["settings"]["k"])
                 if kind is not None and 4 * slots == result["settings"]["n"]:
-                    value = share(task, line, lines)
-                    best = found.setdefault(task, {}).get(kind)
-                    found[task][kind] = value if best is None else max(best, value)
+                    shares = (later if path.stem.endswith("-long") else found).setdefault(task, {})
+                    shares[kind] = max(shares.get(kind, 0.0), share(task, line, lines))
     with figures.style():
         figure = Figure(figsize=(8, 3.4), layout="constrained")
         axis = figure.subplots()
         for i, kind in enumerate(KINDS):
-            places = [
-                (j + 0.36 * (i - 0.5), found[task][kind]) for j, task in enumerate(TASKS) if kind in found.get(task, {})
-            ]
-            bars = axis.bar([x for x, _ in places], [max(0.0, y) for _, y in places], 0.34, label=kind)
-            axis.bar_label(bars, [f"{100 * y:.0f}" for _, y in places], fontsize=8)
-        axis.axhline(1, color=figures.INK, linewidth=1, linestyle="--")
+            for shares, more in ((later, {"fill": False, "hatch": "///"}), (found, {"label": kind})):
+                places = {j + 0.36 * (i - 0.5): shares.get(task, {}).get(kind) for j, task in enumerate(TASKS)}
+                places = {x: y for x, y in places.items() if y is not None}
+                bars = axis.bar(places.keys(), places.values(), 0.34, edgecolor=f"C{i}", **more, color=f"C{i}")
+                axis.bar_label(bars, [f"{100 * y:.0f}" for y in places.values()], fontsize=8, padding=2)
+        axis.bar([0], [0], fill=False, hatch="///", edgecolor=figures.INK, label="with 3 to 4 times the updates")
+        axis.axhline(1, color=figures.INK, linewidth=1, linestyle="--", zorder=0.5)
         axis.set_xticks(range(len(TASKS)), [name.replace(" (", "\n(") for name in TASKS.values()])
         axis.set(ylabel="share of full attention's gain", ylim=(0, 1.2))
         axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g} %")
-        figure.legend(loc="outside upper center", ncols=len(KINDS))
+        figure.legend(loc="outside upper center", ncols=len(KINDS) + 1)
         figures.save(figure, HERE / "choosing.png")
 
 
