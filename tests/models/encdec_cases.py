@@ -16,6 +16,8 @@ VARIANTS = {
         "cross_attention": "linformer",
         "parameter_sharing": "kv",
     },
+    "content": {"method": "content", "parameter_sharing": "none"},
+    "opened": {"method": "mean", "open_slots": 2},
     "reversible": {"reversible": True},
     "C2": {"checkpoint_level": "C2"},
     "rotary": {"positions": "rotary", "dim_d": 4},

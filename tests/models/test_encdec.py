@@ -22,6 +22,8 @@ from model_cases import source_ids as source
 from safetensors.torch import load_model, save_model
 
 from linformers import LinformerEncDec
+from linformers.models import stack
+from linformers.models.reversible import run_reversible
 from linformers.projections.base import Projection
 
 
@@ -314,3 +316,23 @@ def test_every_parameter_has_a_gradient_at_every_length(sharing, cross_attention
             model.zero_grad()
             model(source(2, s), tokens(2, t)).square().sum().backward()
             assert [name for name, p in model.named_parameters() if p.grad is None] == []
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"cross_attention": "full"},
+        {"method": "mean", "open_slots": 2},
+        {"method": "content"},
+        {"method": "content", "parameter_sharing": "none"},
+    ],
+    ids=str,
+)
+def test_a_reversible_decoder_has_the_gradients_of_autograd(options, monkeypatch):
+    """Towards its source too: a part of the memory that the recomputed pass is not told of would have none."""
+    model, src, tgt = make_encdec(reversible=True, **options), source(2, SOURCE), tokens(2, TARGET)
+    src_mask, tgt_mask = holes(2, SOURCE), holes(2, TARGET)
+    found = run(model, src, tgt, src_mask, tgt_mask)
+    monkeypatch.setattr(stack, "run_reversible", lambda x, branches, tensors, _: run_reversible(x, branches, (), False))
+    assert_close(found, run(model, src, tgt, src_mask, tgt_mask))

@@ -191,7 +191,8 @@ class Linformer(nn.Module):
         """Run ``x`` through all branches; with ``states``, as a step of decoding."""
         # Parameters that made the memory get their gradients through it, from autograd outside this function.
         made = ("cross.k_proj.", "cross.v_proj.", "cross.projection.")
-        tensors: list[Tensor] = [t for m in run.memories or () for t in (m.keys, m.values)]
+        made_of = [t for m in run.memories or () for t in (m.keys, m.values, m.log_count)]
+        tensors: list[Tensor] = [t for t in made_of if t is not None]
         tensors += [t for m in run.memories or () if m.exact is not None for t in m.exact[:2]]
         tensors += [p for layer in self._each() for n, p in layer.named_parameters() if not n.startswith(made)]
         if self.projection is not None:
