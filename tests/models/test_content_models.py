@@ -47,6 +47,32 @@ def test_steps_equal_the_parallel_pass_at_any_length(prompt, sharing, kernel):
     assert after == sizes
 
 
+def test_a_causal_model_works_at_ten_times_the_length_of_training():
+    """Which of two tokens has been more frequent so far: with no positions, and most of it in slots."""
+    torch.manual_seed(0)
+    model = (
+        make_language(depth=1, block_size=5, positions="none", dropout=0, dropout_ff=0, dropout_tokens=0)
+        .float()
+        .train()
+    )
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+
+    def batch(rows, n):
+        tokens = (torch.rand(rows, n) < torch.rand(rows, 1)).long()
+        return tokens, (2 * tokens.cumsum(1) > torch.arange(1, n + 1)).long()
+
+    for _ in range(60):
+        tokens, wanted = batch(16, 30)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), wanted.flatten()).backward()
+        optimizer.step()
+    tokens, wanted = batch(64, 300)
+    with torch.no_grad():
+        found = model.eval()(tokens).argmax(-1)
+    assert (found == wanted)[:, 30:].float().mean() > 0.9
+    assert 0.3 < wanted[:, 30:].float().mean() < 0.7
+
+
 def test_ragged_prompts_and_rows_that_pause():
     model = make_language()
     tokens, lengths = torch.randint(17, (3, 16)), (16, 5, 9)
