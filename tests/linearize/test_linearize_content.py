@@ -37,6 +37,21 @@ def test_padding_saving_and_fitting(name, window, tmp_path):
         torch.testing.assert_close(expected[1, :8], trimmed, rtol=1e-9, atol=1e-9)
 
 
+def test_an_attention_class_of_its_own_is_left_with_a_reason():
+    """Its tokens would be assigned by their keys, where a fit and the saved settings say by the input."""
+
+    class Own(transformers.models.bert.modeling_bert.BertSelfAttention):
+        pass
+
+    for method, left in (("content", 1), ("mean", 0)):
+        model = make("bert")
+        modules = [module for _, module in attention_modules(model)]
+        modules[0].__class__ = Own
+        report = linearize(model, k=K, max_len=N, method=method)
+        assert (len(report.replaced), len(report.left)) == (len(modules) - left, left)
+        assert all("need the input of the layer" in one.why for one in report.left)
+
+
 @pytest.mark.parametrize("window", [0, 2])
 @pytest.mark.parametrize("name", NAMES)
 def test_tokens_are_assigned_by_the_input_of_the_layer(name, window, monkeypatch):

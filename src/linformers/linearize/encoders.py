@@ -201,12 +201,14 @@ def find_encoders(model: nn.Module) -> list[tuple[str, PreTrainedModel]]:
     return found
 
 
-def reason_to_leave(module: Any) -> str:
+def reason_to_leave(module: Any, method: str = "") -> str:
     """Why the attention of one layer is left alone; empty if it is to be replaced."""
     if getattr(module.config, "is_decoder", False):
         return "self-attention of a decoder, causal"
     if getattr(module, "sliding_window", None) is not None:
         return "local attention, linear already"
+    if method == "content" and type(module) not in (*WITH_INPUT, *WITH_INPUT.values()):
+        return f"content slots need the input of the layer, which {type(module).__qualname__}, a class of its own, may not get"
     return ""
 
 

@@ -120,7 +120,7 @@ def linearize(
     sites = [site for site in modules.find_sites(model) if not any(under(site.name, name) for name, _ in encoders)]
     found: list[tuple[str, str]] = []  # name, and why it is left alone
     for name, encoder in encoders:
-        found += _attention_of(name, encoder)
+        found += _attention_of(name, encoder, plan.method)
     found += [(site.name, modules.reason_to_leave(site, causal, cross)) for site in sites]
     if not found:
         raise ValueError(
@@ -198,10 +198,10 @@ def _encoders(model: nn.Module) -> list[tuple[str, Any]]:
     return list(find_encoders(model))
 
 
-def _attention_of(prefix: str, encoder: Any) -> list[tuple[str, str]]:
+def _attention_of(prefix: str, encoder: Any, method: str) -> list[tuple[str, str]]:
     from linformers.linearize.encoders import attention_modules, reason_to_leave
 
-    return [(join(prefix, name), reason_to_leave(module)) for name, module in attention_modules(encoder)]
+    return [(join(prefix, name), reason_to_leave(module, method)) for name, module in attention_modules(encoder)]
 
 
 def join(prefix: str, name: str) -> str:
