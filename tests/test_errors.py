@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import os
+import re
 import shlex
 from pathlib import Path
 
@@ -13,6 +14,14 @@ ROOT = Path(__file__).parents[1]
 SECTIONS = sections()
 TORCH = ("LinearMultiheadAttention", "Linformer", "Text models", "Functions")
 FRONTS = ("Hugging Face", "Linearise", "Data and training")
+# Public names that nobody calls: types and constants, and what other entries return, raise or inherit from.
+UNCALLED = {
+    *("IGNORED", "KEY", "KINDS", "METHODS", "PARTS", "PRESETS", "SHARINGS", "STARTS", "TASKS", "VALUE"),
+    *("Kind", "Method", "Noise", "Part", "Progress", "Task", "LinformerPreTrainedModel", "Projection"),
+    *("Check", "Distillation", "Documents", "Exported", "Figures", "Interrupted", "Left", "Prepared"),
+    *("Replaced", "Report", "Run", "Slots", "Sums"),
+    "default_text",  # takes nothing
+}
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +79,16 @@ def test_rows_of_what_happens_meanwhile_name_their_test(what, test):
 def test_every_section_is_tested():
     assert set(SECTIONS) == {"Names", *TORCH, *FRONTS, "Keras", "Commands", "While a command runs"}
     assert sum(len(rows(text)) for text in SECTIONS.values()) > 250
+
+
+def test_every_public_entry_has_a_row():
+    public = (ROOT / "tests" / "public_names.txt").read_text(encoding="utf-8").splitlines()
+    commands = {line.split()[1] for line, *_ in rows(SECTIONS["Commands"])}
+    assert {name.removeprefix("command ") for name in public if name.startswith("command ")} <= commands
+    for keras in (False, True):  # its classes have names of the others
+        names = {name.split(".")[-1] for name in public if "." in name and ("keras" in name) is keras} - UNCALLED
+        titles = ("Keras",) if keras else (*TORCH, *FRONTS)
+        calls = [setup(SECTIONS[title]) for title in titles] + [
+            row[0] for title in titles for row in rows(SECTIONS[title])
+        ]
+        assert names <= set(re.findall(r"(\w+)\(", "\n".join(calls)))

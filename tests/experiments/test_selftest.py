@@ -36,3 +36,18 @@ def test_differences_are_seen():
     assert selftest.difference(one, one, 1e-4) is None
     assert selftest.difference(one + 0.1, one, 1e-4) == "off by 1.0e-01 of its size"
     assert selftest.difference(one[:2], one, 1e-4) == "the shape is (2,) instead of (3,)"
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor of a device without float64, as Apple's are."""
+
+    def double(self):
+        raise TypeError("the device has no float64")
+
+    def cpu(self):
+        return self.as_subclass(torch.Tensor)
+
+
+def test_a_device_need_not_have_float64():
+    one = torch.ones(3).as_subclass(Elsewhere)
+    assert selftest.difference(one, torch.ones(3), 1e-4) is None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from linformers.data.examples import Examples
+from linformers.data.examples import Examples, check_examples
 from linformers.data.store import Documents
 from linformers.labels import IGNORED
 
@@ -26,6 +26,7 @@ def frequency_baseline(examples: Examples, places: Sequence[int] | None = None) 
     Raises:
         ValueError: if there are no labels.
     """
+    check_examples(examples)
     known = training_counts(examples) + 1
     asked = asked_counts(examples, len(known), places)
     total = int(asked.sum())

@@ -3,7 +3,7 @@
 Axes: b batch, n positions, t target positions.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linformers.checks import at_least_one
+from linformers.checks import at_least_one, flag, given, not_negative, shown, whole
 from linformers.data import index
 from linformers.data.index import Column
 from linformers.labels import IGNORED
@@ -42,6 +42,11 @@ def collate(
         ``input_ids`` and ``attention_mask`` ``(b, n)``; ``labels`` ``(b, n)`` or ``(b, t)``, padded with -100, or ``(b,)`` for classes, or ``(b, c)`` of 0 and 1 where
         a text can have several.
     """
+    given(pad_id=pad_id, multiple=multiple)
+    whole(pad_id=pad_id, start_id=start_id, multiple=multiple, longest=longest, longest_target=longest_target)
+    at_least_one(multiple=multiple, longest=longest, longest_target=longest_target)
+    if not isinstance(examples, Sequence) or not all(isinstance(one, Mapping) for one in examples):
+        raise TypeError(f"examples must be a list of what Examples gives, got {shown(examples)}")
     if not examples:
         raise ValueError("a batch needs at least one example, got none")
     ids, mask = pad([example["input_ids"] for example in examples], pad_id, multiple, longest)
@@ -98,8 +103,16 @@ class LengthBatches(torch.utils.data.Sampler[list[int]]):
         seed: int = 0,
         shuffle: bool = True,
     ) -> None:
+        given(batch_size=batch_size, seed=seed)
+        whole(batch_size=batch_size, seed=seed)
         at_least_one(batch_size=batch_size)
+        not_negative(seed=seed)
+        flag(shuffle=shuffle)
         self.lengths = lengths if isinstance(lengths, Column) else np.asarray(lengths)
+        if isinstance(self.lengths, np.ndarray) and (
+            self.lengths.ndim != 1 or (self.lengths.size and self.lengths.dtype.kind not in "iu")
+        ):
+            raise TypeError(f"lengths must be a list of whole numbers, got {shown(lengths)}")
         self.batch_size, self.seed, self.shuffle = batch_size, seed, shuffle
         self.epoch = 0
         self._made: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None  # an epoch, its order, its batches

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from linformers.checks import at_least_one, one_of
+from linformers.checks import at_least_one, flag, given, listed, one_of, whole
 from linformers.data.aside import aside, reuse
 from linformers.data.expressions import ListOps, expressions
 from linformers.data.files import Cutting, Layout, files
@@ -21,6 +21,7 @@ from linformers.data.shards import joined, shard_directory, shard_mark, units_of
 from linformers.data.split import Split, check_shares
 from linformers.data.vocabulary import SIZES, check_size, load_tokenizer, table_size, train_tokenizer
 from linformers.files.checked import read_bytes
+from linformers.limits import at_most
 
 
 def prepare(
@@ -93,6 +94,16 @@ def prepare(
         ValueError: for options that contradict each other, and for text that cannot be used.
         OSError: for files that cannot be read or written.
     """
+    for name, names in {"sources": sources, "targets": targets, "validation": validation, "test": test}.items():
+        if names is not None and (
+            isinstance(names, str) or not isinstance(names, Iterable)
+        ):  # the letters of a text are no names
+            listed(**{name: names})
+    flag(lowercase=lowercase, overwrite=overwrite)
+    sizes = {"document_size": document_size, "seed": seed, "sample": sample}
+    given(**sizes)
+    whole(**sizes, vocab_size=vocab_size, limit=limit)
+    at_most("seed", seed, 2**63 - 1)
     out = Path(out)
     kind = choose_kind(kind, targets, label_column, target_column, listops)
     layout = Layout(column, label_column, target_column, documents, document_size, errors, label_separator)
@@ -104,11 +115,11 @@ def prepare(
     one_of("documents", documents, get_args(Cutting))
     one_of("errors", errors, get_args(Errors))
     check_used(sources, dataset, layout, dataset_config, dataset_split)
-    given: dict[Part, Sequence[str]] = {}
+    aside_files: dict[Part, Sequence[str]] = {}
     if test:
-        given["test"] = test
+        aside_files["test"] = test
     if validation:
-        given["validation"] = validation
+        aside_files["validation"] = validation
     at_least_one(sample=sample, limit=limit)
     corpus = choose_corpus(
         sources, kind, layout, targets, listops, seed, (dataset, dataset_config, dataset_split) if dataset else None
@@ -117,12 +128,12 @@ def prepare(
     if isinstance(
         corpus, dict
     ):  # a saved dataset with splits of its own; files that are named take precedence over them
-        held_out = {part: one for part, one in corpus.items() if part not in ("train", *given)}
+        held_out = {part: one for part, one in corpus.items() if part not in ("train", *aside_files)}
         corpus = corpus["train"]
-    if given:
+    if aside_files:
         if sources is None or targets:
             raise ValueError("validation and test files need sources; for pairs, a table and target_column")
-        held_out = {**{part: files(names, kind, layout) for part, names in given.items()}, **held_out}
+        held_out = {**{part: files(names, kind, layout) for part, names in aside_files.items()}, **held_out}
     split = Split(check_shares(shares, held_out))
     if held_out:
         corpus = with_parts(corpus, held_out)
@@ -154,7 +165,7 @@ def prepare(
             )
         if there := joined(out, mark):
             return there
-        units, whole = units_of(corpus, *shard), mark
+        units, own_mark = units_of(corpus, *shard), mark
         out, mark = shard_directory(out, *shard), shard_mark(mark, *shard)
     if there := reuse(out, mark, overwrite):
         return there
@@ -172,7 +183,7 @@ def prepare(
         counts = work.write(made, folder)
         if shard is not None:
             notes = {"corpus": list(corpus.notes), "tokenizer": of_tokenizer}
-            own = {"shard": {"number": shard[0], "of": shard[1], "whole": whole, "notes": notes, **work.tally}}
+            own = {"shard": {"number": shard[0], "of": shard[1], "whole": own_mark, "notes": notes, **work.tally}}
         made.save_pretrained(folder / "tokenizer")
         about = {
             "version": VERSION,

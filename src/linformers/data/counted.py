@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from linformers.data.examples import Examples
+from linformers.data.examples import Examples, check_examples
 from linformers.data.index import total
 from linformers.data.neighbours import UNKNOWN, Neighbours
 from linformers.data.ngrams import NGrams
@@ -61,6 +61,7 @@ def counted_baselines(examples: Examples, tell: Tell = lambda what: None) -> lis
         ``{"name", "loss", "perplexity", "accuracy"}``, ``"f1"`` and ``"exact"`` for texts with several classes, and ``"note"`` where something was
         sampled.
     """
+    check_examples(examples)
     if examples.part == "train" or examples.task == "seq2seq":
         return []
     directory, key = examples.prepared.directory, identity(examples)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from linformers.checks import at_least_one, one_of
+from linformers.checks import at_least_one, finite, given, not_negative, one_of, whole
 from linformers.data.index import Column, Firsts, Passages, between, documents_before, full
 from linformers.data.noise import (
     Ids,
@@ -83,7 +83,15 @@ class Examples(torch.utils.data.Dataset[Example]):
         token_dropout: float = 0.0,
         long: Long = "cut",
     ) -> None:
+        if not isinstance(prepared, Prepared):
+            raise TypeError(f"prepared must be what linformers.data.load gives, got {type(prepared).__name__}")
         check_task(task, prepared)
+        given(max_length=max_length, seed=seed)
+        whole(max_length=max_length, target_length=target_length, seed=seed)
+        not_negative(seed=seed)
+        shares = {"mask_share": mask_share, "noise_share": noise_share, "token_dropout": token_dropout}
+        given(**shares, span_length=span_length)
+        finite(**shares, span_length=span_length)
         for name, share in (("mask_share", mask_share), ("noise_share", noise_share)):
             if not 0 < share < 1:
                 raise ValueError(f"{name} must be between 0 and 1, got {share}")
@@ -323,3 +331,9 @@ def check_task(task: str, prepared: Prepared) -> None:
         raise ValueError(
             f"{prepared.directory} holds {prepared.kind}, and 'classify' needs labels; prepare it with --kind labelled"
         )
+
+
+def check_examples(examples: object) -> None:
+    """Raise a TypeError unless these are :class:`Examples`."""
+    if not isinstance(examples, Examples):
+        raise TypeError(f"examples must be linformers.data.Examples, got {type(examples).__name__}")

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from linformers import limits
+from linformers.checks import given, not_negative, of_types, whole
 from linformers.data.records import PARTS, Corpus, Reading, Record, fingerprint
 
 OPERATORS = ("[MIN", "[MAX", "[MED", "[SM")
@@ -56,9 +57,21 @@ def listops(
     """Draw different expressions of ``min_length`` to ``max_length`` symbols, with their values.
 
     Raises:
-        ValueError: for sizes that no expression has, or if there are too few different ones.
+        ValueError: for sizes that no expression has, or, while they are drawn, if there are too few different ones.
     """
-    check(min_length, max_length, max_depth, max_args)
+    numbers = {"count": count, "seed": seed}
+    sizes = {"min_length": min_length, "max_length": max_length, "max_depth": max_depth, "max_args": max_args}
+    given(**numbers, **sizes)
+    whole(**numbers, **sizes)
+    not_negative(**numbers)
+    check(**sizes)
+    return drawn(count, seed, **sizes)
+
+
+def drawn(
+    count: int, seed: int, *, min_length: int, max_length: int, max_depth: int, max_args: int
+) -> Iterator[tuple[str, int]]:
+    """:func:`listops` after its checks."""
     seen: set[int] = set()
     barren = 0
     for turn in range(2**63):
@@ -202,13 +215,14 @@ def lay_out(levels: list[Level], lengths: list[Ints]) -> Ints:
 
 def expressions(sizes: ListOps, seed: int) -> Corpus:
     """ListOps as a corpus of labelled documents, already divided into parts."""
+    of_types(sizes)
     counts = (sizes.train, sizes.validation, sizes.test)
     if min(counts) < 0 or sizes.train < 1:
         raise ValueError(f"ListOps needs at least one expression for training and no negative numbers; got {counts}")
     check(sizes.min_length, sizes.max_length, sizes.max_depth, sizes.max_args)
 
     def read(reading: Reading) -> Iterator[Record]:
-        drawn = listops(
+        found = listops(
             sum(counts),
             seed,
             min_length=sizes.min_length,
@@ -217,7 +231,7 @@ def expressions(sizes: ListOps, seed: int) -> Corpus:
             max_args=sizes.max_args,
         )
         parts = [part for part, count in zip(PARTS, counts, strict=True) for _ in range(count)]
-        for (text, value), part in zip(drawn, parts, strict=True):
+        for (text, value), part in zip(found, parts, strict=True):
             reading.done += 1
             yield Record(text, str(value), None, part)
 

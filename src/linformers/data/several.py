@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from linformers.data.examples import Examples
+from linformers.data.examples import Examples, check_examples
 
 
 def several_baseline(examples: Examples, places: Sequence[int] | None = None) -> dict[str, float]:
@@ -20,6 +20,7 @@ def several_baseline(examples: Examples, places: Sequence[int] | None = None) ->
         examples: what a model is tested on.
         places: the indices of those that it is tested on; None for all.
     """
+    check_examples(examples)
     prepared = examples.prepared
     trained, asked = prepared.held("train"), prepared.held(examples.part)
     asked = asked if places is None else asked[list(places)]

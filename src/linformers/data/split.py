@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from linformers import checks
 from linformers.data.records import PARTS, Part, first
 
 COUNTED = 200_000  # the most distinct documents that are split exactly; more are split at random
@@ -12,6 +13,11 @@ COUNTED = 200_000  # the most distinct documents that are split exactly; more ar
 
 def check_shares(shares: Sequence[float], given: Container[Part] = ()) -> tuple[float, float, float]:
     """Check the three shares, which sum to 1, and set those of ``given`` parts to 0."""
+    if not isinstance(shares, Sequence) or isinstance(shares, str):
+        raise TypeError(f"shares must be three numbers, for train, validation and test, got {checks.shown(shares)}")
+    for i, one in enumerate(shares):
+        checks.given(**{f"shares[{i}]": one})
+        checks.finite(**{f"shares[{i}]": one})
     if len(shares) != 3 or min(shares) < 0 or shares[0] <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(
             f"shares must be three numbers, for train, validation and test, with the first above 0 and a sum of 1; got {tuple(shares)}"

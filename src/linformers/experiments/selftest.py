@@ -88,7 +88,7 @@ def wait(device: torch.device) -> None:
 
 def difference(actual: Tensor, expected: Tensor, most: float) -> str | None:
     """The problem, if two tensors differ by more than a share of their size."""
-    a, b = actual.detach().double().cpu(), expected.detach().double().cpu()
+    a, b = actual.detach().cpu().double(), expected.detach().cpu().double()  # not every device has float64
     if a.shape != b.shape:
         return f"the shape is {tuple(a.shape)} instead of {tuple(b.shape)}"
     error = float((a - b).abs().max()) / max(1e-9, float(b.abs().max()))

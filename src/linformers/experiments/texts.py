@@ -10,6 +10,7 @@ from torch import Tensor
 
 from linformers.checks import at_least_one
 from linformers.files.checked import read_text
+from linformers.limits import SIZE, at_most
 from linformers.linearize.saved import batches
 
 
@@ -36,4 +37,5 @@ def passages(path: Path | None, tokenizer: Any, length: int, samples: int) -> li
         ValueError: if the text has fewer tokens.
     """
     at_least_one(length=length, samples=samples)
+    at_most("length", length, SIZE)
     return batches(read(path), tokenizer, length, samples, 1)

@@ -50,6 +50,8 @@ class LinformerCache(Cache):
 
     def start(self, state: DecodingState | None) -> None:
         """Replace the state, and count positions from 0 again."""
+        if state is not None and not isinstance(state, DecodingState):
+            raise TypeError(f"state must be the result of new_state, or None, got {type(state).__name__}")
         self.state = state
         self.layers: list[Any] = [] if state is None else [LinformerCacheLayer(layer) for layer in state.layers]
         self.positions = 0  # padding included: what transformers means by a sequence length

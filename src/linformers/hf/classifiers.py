@@ -17,7 +17,8 @@ from transformers.modeling_outputs import (
 )
 
 from linformers.hf.configuration import LinformerConfig
-from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel, as_keep, token_loss
+from linformers.hf.loss import check_place, check_tensors, token_loss
+from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel, as_keep
 from linformers.labels import IGNORED
 from linformers.models.classifier import pool
 from linformers.ops.span import Span, refuse
@@ -83,11 +84,13 @@ class LinformerForSequenceClassification(Classifier):
             SequenceClassifierOutput,
             return_dict,
             outputs,
-            loss=None if labels is None else self._loss(logits, labels.to(logits.device), num_items_in_batch),
+            loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
             logits=logits,
         )
 
     def _loss(self, logits: Tensor, labels: Tensor, count: Tensor | int | None) -> Tensor:
+        check_place(labels, logits)
+        labels = labels.to(logits.device)
         if self.config.problem_type is None:  # inferred from the first labels, as transformers does
             if self.config.num_labels == 1:
                 self.config.problem_type = "regression"
@@ -177,6 +180,7 @@ class LinformerForQuestionAnswering(LinformerPreTrainedModel):
         first, last = self.qa_outputs(outputs.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
+            check_tensors(start_positions=start_positions, end_positions=end_positions)
             refuse("the loss of positions of an answer, a softmax over all positions,")
             # An answer that was cut off has a position past the end; it is not scored.
             losses = [

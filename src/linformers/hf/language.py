@@ -12,7 +12,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput
 
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
-from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel, token_loss
+from linformers.hf.loss import check_tensors, token_loss
+from linformers.hf.modeling import LinformerModel, LinformerPreTrainedModel
 from linformers.labels import IGNORED
 from linformers.ops.span import refuse
 
@@ -65,6 +66,7 @@ class LinformerForMaskedLM(LanguageModel):
             asked_only: compute the logits of positions with a label only, ``(labels, v)``: the same loss, at a fraction of the cost of the
                 output layer.
         """
+        check_tensors(labels=labels)
         outputs = self._features(
             *(input_ids, attention_mask, token_type_ids, inputs_embeds),
             output_attentions=output_attentions,
@@ -124,6 +126,7 @@ class LinformerForCausalLM(LanguageModel, GenerationMixin):
             next_tokens: instead of ``labels``, what follows each position, ``(b, n)``, -100 where there is nothing: for sequences that are split over
                 processes, where the next token may be in another one.
         """
+        check_tensors(labels=labels, next_tokens=next_tokens)
         if labels is not None:
             refuse("labels of next tokens, which are shifted by one position,", "give next_tokens instead")
         has_labels = labels is not None or next_tokens is not None

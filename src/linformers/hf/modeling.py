@@ -19,13 +19,12 @@ from transformers.utils.generic import ModelOutput
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
 from linformers.hf.loading import check_loaded, checked_files
-from linformers.labels import IGNORED
 from linformers.models.tokens import TokenStack
 from linformers.nn.attention import Attention
 from linformers.nn.layer import Layer, Trace
 from linformers.nn.mismatch import explained
 from linformers.ops.masks import blank, check_mask, readable
-from linformers.ops.span import Span, add_up, enter
+from linformers.ops.span import Span, enter
 from linformers.private import is_initialized
 from linformers.projections.base import Projection
 
@@ -281,12 +280,13 @@ class LinformerModel(LinformerPreTrainedModel):
             cross_attentions=cross_weights,
         )
 
+    @explained("inputs_embeds", ids=("input_ids", "token_type_ids"), masks=("attention_mask",))
     def enter(
         self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        token_type_ids: Tensor | None,
-        inputs_embeds: Tensor | None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
     ) -> Span:
         """Check an input, and return the part of its sequence that this process has; see :mod:`linformers.parallel`."""
         given = input_ids if inputs_embeds is None else inputs_embeds
@@ -359,34 +359,6 @@ def as_keep(mask: Tensor | None) -> Tensor | None:
             "of positions has no meaning here, because a slot mixes all positions"
         )
     return mask.bool()
-
-
-def token_loss(logits: Tensor, labels: Tensor, count: Tensor | int | None = None) -> Tensor:
-    """Mean cross-entropy of ``(..., v)`` logits over the labels that are not -100.
-
-    Args:
-        count: divide by this instead of the number of labels: the number in all batches whose gradients are accumulated. If None and a
-            sequence is split over processes, the labels of all processes are counted, so that their losses add up to the mean.
-    """
-    check_labels(labels, logits)
-    labels = labels.to(logits.device).flatten()
-    total = F.cross_entropy(logits.float().flatten(0, -2), labels, ignore_index=IGNORED, reduction="sum")
-    count = add_up((labels != IGNORED).sum()).clamp(min=1) if count is None else count
-    return total / (count.to(total.device) if isinstance(count, Tensor) else count)
-
-
-def check_labels(labels: Tensor, logits: Tensor) -> None:
-    """Raise a ValueError for labels that do not fit ``(..., v)`` logits; their values are read on the CPU only."""
-    if labels.numel() != logits.shape[:-1].numel():
-        raise ValueError(f"got labels of shape {tuple(labels.shape)} for logits of shape {tuple(logits.shape)}")
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ValueError(f"labels must be integers, got {labels.dtype}; try labels.long()")
-    if labels.device.type == "cpu" and readable(labels) and labels.numel():
-        known = labels.masked_fill(labels == IGNORED, 0)
-        low, high = int(known.min()), int(known.max())
-        if low < 0 or high >= logits.shape[-1]:
-            wrong = low if low < 0 else high
-            raise ValueError(f"labels must be from 0 to {logits.shape[-1] - 1}, or {IGNORED} for none, got {wrong}")
 
 
 def join(weights: tuple[Tensor | None, ...]) -> Tensor | None:

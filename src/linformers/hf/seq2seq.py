@@ -13,7 +13,8 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from linformers.hf.cache import LinformerCache
 from linformers.hf.configuration import LinformerConfig
 from linformers.hf.language import LanguageModel
-from linformers.hf.modeling import LinformerModel, token_loss
+from linformers.hf.loss import check_tensors, token_loss
+from linformers.hf.modeling import LinformerModel
 from linformers.labels import IGNORED
 from linformers.ops.span import refuse
 from linformers.private import resize_embeddings
@@ -93,6 +94,7 @@ class LinformerForSeq2SeqLM(LanguageModel, GenerationMixin):
             source = self.encoder(input_ids, attention_mask, inputs_embeds=inputs_embeds, **show)
         elif isinstance(source, tuple):
             source = BaseModelOutput(*source)
+        check_tensors(labels=labels)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             refuse("labels without decoder_input_ids, which are the labels shifted by one position,")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)

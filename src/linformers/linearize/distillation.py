@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from linformers.checks import one_of
+from linformers.checks import finite, given, not_negative, one_of, whole
 from linformers.files.checked import an_object, damaged, each, fields, number, open_regular, parse, reading
 from linformers.files.whole import whole_file
 from linformers.linearize.calibrate import Batch, check_batches, run
@@ -100,6 +100,13 @@ def distill(
         ValueError: if the student has no linearised attention, a layer of it is not in the teacher, or the checkpoint is of another run.
     """
     one_of("train", train, TRAIN)
+    given(steps=steps, every=every)
+    whole(steps=steps, every=every)
+    rates = {"lr": lr, "projection_lr": projection_lr, "warmup": warmup}
+    shares = {"hidden": hidden, "attention": attention, "output": output}
+    given(**rates, **shares)
+    finite(**rates, **shares)
+    not_negative(**rates)
     if steps < 0 or every < 1:
         raise ValueError(f"steps must not be negative and every must be at least 1, got {steps} and {every}")
     check_batches("batches", batches)

@@ -65,6 +65,15 @@ def pool(x: Tensor, keep: Tensor, *, first: bool = False, weigh: nn.Module | Non
         weigh: take the mean weighted by the softmax of this map to one channel.
         span: the part of the sequence that ``x`` is; every process gets the vector of the whole sequence.
     """
+    for name, one in (("x", x), ("keep", keep)):
+        if not isinstance(one, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(one).__name__}")
+    if x.dim() != 3 or keep.shape != x.shape[:2] or keep.dtype != torch.bool:
+        raise ValueError(
+            f"expected x of shape (batch, length, channels), and keep (batch, length) of bool; got {tuple(x.shape)}, and {tuple(keep.shape)} of {keep.dtype}"
+        )
+    if x.device != keep.device:
+        raise ValueError(f"x is on {x.device}, and keep is on {keep.device}; move both to one device")
     if span.whole:
         refuse("pooling in a model that does not hand on its span")
     else:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from linformers.checks import finite, whole
+from linformers.limits import at_most
 from linformers.nn.state import DecodingState
 
 
@@ -101,6 +102,7 @@ def check_options(max_new_tokens: int, options: Generation) -> None:
     whole(max_new_tokens=max_new_tokens, top_k=top_k, num_beams=beams, seed=options.get("seed"))
     whole(eos_token=options.get("eos_token"), pad_token=options.get("pad_token"))
     finite(temperature=temperature, top_p=top_p, length_penalty=options.get("length_penalty"))
+    at_most("seed", options.get("seed"), 2**63 - 1)
     unknown = set(options) - set(Generation.__annotations__)
     for wrong, message in (
         (unknown, f"unknown options {sorted(unknown)}; there are {sorted(Generation.__annotations__)}"),
@@ -148,12 +150,15 @@ def special_tokens(options: Generation, vocabulary: int) -> tuple[int | None, in
     return eos, pad
 
 
+COLDEST = 1e-30  # a temperature below it would be zero in float32
+
+
 def choose(logits: Tensor, options: Generation, random: torch.Generator | None = None) -> Tensor:
     """One token a row from ``(b, v)``: the likeliest, or a sampled one."""
     temperature, top_k, top_p = options.get("temperature", 0.0), options.get("top_k"), options.get("top_p")
     if temperature == 0:
         return logits.argmax(-1)
-    logits = logits.float() / temperature
+    logits = logits.float() / max(temperature, COLDEST)
     if top_k is not None and top_k < logits.shape[-1]:
         logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
     if top_p is not None:

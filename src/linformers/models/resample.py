@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 from torch import nn
 
-from linformers.checks import at_least_one, finite, not_negative, whole
+from linformers.checks import at_least_one, finite, given, not_negative, whole
+from linformers.limits import SIZE, at_most, check_parameters
+from linformers.projections.dense import Dense
 
 
 def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> nn.Module:
@@ -35,10 +37,16 @@ def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = N
         raise TypeError(f"expected a module that owns projections, got {type(module).__name__}")
     whole(max_len=max_len, k=k)
     at_least_one(max_len=max_len, k=k)
+    given(noise=noise)
     finite(noise=noise)
     not_negative(noise=noise)
     if any(getattr(part, "owned", None) is not None for part in module.modules()):
         raise ValueError("this model has the rows of one process only; use linformers.parallel.gather_rows first")
+    for name, size in (("max_len", max_len), ("k", k)):
+        at_most(name, size, SIZE)
+    for part in module.modules():  # before anything is changed
+        if isinstance(part, Dense):
+            check_parameters(part.count * (max_len or part.max_len) * (k or part.k))
     done: set[int] = set()
 
     def visit(part: nn.Module) -> None:

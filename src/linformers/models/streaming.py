@@ -13,6 +13,7 @@ from torch import Tensor
 from linformers import checks
 from linformers.models.chunks import Rows, read, run_in_chunks
 from linformers.models.stack import Linformer
+from linformers.nn.mismatch import mismatch
 from linformers.ops.masks import check_mask
 from linformers.ops.span import refuse
 
@@ -63,6 +64,9 @@ def stream(
         raise ValueError(f"this model cannot run in chunks: {why}")
     checks.whole(chunk=chunk, length=length)
     checks.at_least_one(chunk=chunk)
+    tensors = {name: one for name, one in (("x", x), ("mask", mask)) if isinstance(one, Tensor)}
+    if (wrong := mismatch(model, tensors, ("x",), ("mask",))) is not None:
+        raise wrong
     like, parts = next(model.parameters(), x if isinstance(x, Tensor) else torch.empty(0)), model.parts()
     if isinstance(x, Tensor | numpy.ndarray):
         if len(x.shape) != 3:

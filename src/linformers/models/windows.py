@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from linformers.checks import shown, whole
+from linformers.checks import given, shown, whole
 from linformers.ops.masks import blank, check_mask
 from linformers.ops.precision import single
 
@@ -36,12 +36,15 @@ def in_windows(
     Returns:
         ``(b, n, ...)``, or ``(b, c)``.
     """
+    if not callable(model):
+        raise TypeError(f"model must be a module or a function, got {shown(model)}")
     if not isinstance(x, Tensor) or x.dim() < 2:
         raise ValueError(
             f"expected x of shape (batch, length, ...), got {tuple(x.shape) if isinstance(x, Tensor) else shown(x)}"
         )
     if mask is not None:
         check_mask(mask, tuple(x.shape[:2]))
+    given(window=window)
     whole(window=window, overlap=overlap)
     n, overlap = x.shape[1], window // 4 if overlap is None else overlap
     starts = window_starts(n, window, overlap)

@@ -9,18 +9,6 @@ from torch import Tensor
 from linformers.ops.masks import readable
 
 
-def check_factory(device: torch.device | str | None, dtype: torch.dtype | None) -> None:
-    """Raise an error for a device or a dtype that parameters cannot have."""
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
-    if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"dtype must be a floating-point type, got {dtype}")
-    try:
-        torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"device={device!r} is not a device of torch: {str(error).splitlines()[0]}") from None
-
-
 def check_shapes(query: Tensor, key: Tensor, value: Tensor, widths: tuple[int, int, int], batch: int) -> None:
     """Raise a ValueError unless the shapes of query, key and value agree, with ``widths`` channels and the batch on axis ``batch``."""
     q, k, v = query.shape, key.shape, value.shape

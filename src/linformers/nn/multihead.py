@@ -11,7 +11,7 @@ from torch import Tensor
 
 from linformers.checks import at_least_one, flag, given, not_negative, one_of, share, whole
 from linformers.limits import SIZE, at_most
-from linformers.nn.conventions import check_factory, check_shapes, keep_of
+from linformers.nn.conventions import check_shapes, keep_of
 from linformers.nn.core import Attended, How, Maps, attend_heads, attend_to_memory, attend_to_slots, look_up
 from linformers.nn.memory import Opens, make_memory, memory_of_heads, with_exact
 from linformers.nn.mismatch import explained
@@ -21,7 +21,7 @@ from linformers.ops.heads import join_heads, to_heads
 from linformers.ops.masks import align_left, blank, check_causal_mask, take
 from linformers.ops.span import refuse
 from linformers.ops.views import all_slots, reordered
-from linformers.projections.base import NO_LIMIT, Projection, check_length
+from linformers.projections.base import NO_LIMIT, Projection, check_factory, check_length
 from linformers.projections.content import Content
 from linformers.projections.make import SHARINGS, Method, make_projection
 

@@ -55,9 +55,11 @@ def or_true(keep: Tensor | None, like: Tensor) -> Tensor:
 
 
 def check_mask(mask: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Raise a ValueError unless ``mask`` is None or bool and of this shape."""
+    """Raise an error unless ``mask`` is None or a tensor of bool and of this shape."""
     if mask is None:
         return
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a torch.Tensor, got {type(mask).__name__}")
     if tuple(mask.shape) != shape:
         raise ValueError(f"mask must be (batch, length) = {shape}, got {tuple(mask.shape)}")
     if mask.dtype != torch.bool:

@@ -40,6 +40,7 @@ def own_rows(model: nn.Module, mesh: Group, *, multiple: int = 1) -> None:
 
 def gather_rows(model: nn.Module, mesh: Group) -> None:
     """Undo :func:`own_rows`: every process has all rows again, for example to save the model."""
+    group_of(mesh)  # a mesh that is none is named also where there is nothing to gather
     for module, holder, name in _with_rows(model):
         if getattr(module, "owned", None) is not None:
             weight = getattr(module, name)
@@ -59,6 +60,8 @@ def has_rows(model: nn.Module) -> bool:
 
 def _with_rows(model: nn.Module) -> list[tuple[nn.Module, nn.Module, str]]:
     """The modules with one learned row for each position of a sequence, the modules that use their rows, and the names of their parameters."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
     found: dict[int, tuple[nn.Module, nn.Module, str]] = {}
     for module in model.modules():
         if isinstance(module, TokenStack) and isinstance(module.pos_emb, nn.Embedding):

@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from linformers.checks import whole
+from linformers.checks import at_least_one, given, whole
+from linformers.limits import SIZE, at_most
 from linformers.notice import warn_of_slots
 from linformers.ops.masks import readable
 from linformers.ops.precision import single
@@ -101,9 +102,15 @@ class Projection(nn.Module, ABC):
 
     def __init__(self, max_len: int, k: int, parts: int = 1, heads: int = 1) -> None:
         super().__init__()
-        for name, value in {"max_len": max_len, "k": k, "heads": heads}.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        sizes = {"max_len": max_len, "k": k, "parts": parts, "heads": heads}
+        given(**sizes)
+        whole(**sizes)
+        at_least_one(**sizes)
+        for name, size in sizes.items():
+            if size != NO_LIMIT:
+                at_most(name, size, SIZE)
+        if parts > 2:
+            raise ValueError(f"parts must be 1, or 2 for keys and values, got {parts}")
         warn_of_slots("k", k, max_len)
         self.max_len, self.k, self.parts, self.heads = max_len, k, parts, heads
 
@@ -132,6 +139,8 @@ class Projection(nn.Module, ABC):
         Raises:
             ValueError: if ``x`` is empty, longer than ``max_len``, or ``k`` is more than there are.
         """
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x must be a torch.Tensor, got {type(x).__name__}")
         if x.dim() != 4:
             raise ValueError(f"expected x of shape (batch, heads or 1, length, channels), got {tuple(x.shape)}")
         return self.shorten(x, keep, min(part, self.parts - 1), self.checked(x.shape[2], k))
@@ -226,9 +235,7 @@ class Projection(nn.Module, ABC):
     def resample_(self, max_len: int | None = None, k: int | None = None, noise: float = 0.01) -> "Projection":
         """Change the maximum length or the number of slots in place; see :func:`linformers.resample`."""
         whole(max_len=max_len, k=k)
-        for name, value in {"max_len": max_len, "k": k}.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        at_least_one(max_len=max_len, k=k)
         self.max_len, self.k = max_len or self.max_len, k or self.k
         return self
 
@@ -270,6 +277,18 @@ def filled_slots(sums: Sums) -> Tensor | None:
         return None
     real = sums.tokens > 0
     return None if readable(real) and bool(real.all()) else real
+
+
+def check_factory(device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    """Raise an error for a device or a dtype that parameters cannot have."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype, got {dtype!r}")
+    if dtype is not None and not dtype.is_floating_point:
+        raise ValueError(f"dtype must be a floating-point type, got {dtype}")
+    try:
+        torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"device={device!r} is not a device of torch: {str(error).splitlines()[0]}") from None
 
 
 def check_length(length: int, max_len: int) -> None:

@@ -12,9 +12,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from linformers.checks import at_least_one, given, whole
+from linformers.limits import check_parameters
 from linformers.ops.masks import blank, readable
 from linformers.ops.precision import single, without_autocast
-from linformers.projections.base import KEY, NO_LIMIT, Projection, Slots, Sums, add_to
+from linformers.projections.base import KEY, NO_LIMIT, Projection, Slots, Sums, add_to, check_factory
 
 # A slot that stands for fewer tokens than this takes no part: its mean would be a quotient of rounding errors.
 FEWEST_TOKENS = 1e-20
@@ -46,8 +48,11 @@ class Content(Projection):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(NO_LIMIT if max_len is None else max_len, k, 1, heads)
-        if channels < 1:
-            raise ValueError(f"channels must be at least 1, got {channels}")
+        given(channels=channels)
+        whole(channels=channels)
+        at_least_one(channels=channels)
+        check_parameters(channels * heads * k)
+        check_factory(device, dtype)
         self.channels = channels
         self.weight = nn.Parameter(torch.empty(channels, heads * k, device=device, dtype=dtype))
         self.reset_parameters()

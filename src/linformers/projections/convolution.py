@@ -12,7 +12,7 @@ from linformers.checks import one_of
 from linformers.ops.masks import blank
 from linformers.ops.precision import single
 from linformers.ops.segments import chunk_frames, filled, segment_frames
-from linformers.projections.base import Projection, Slots, Sums
+from linformers.projections.base import Projection, Slots, Sums, check_factory
 from linformers.projections.dense import STARTS, columns
 from linformers.projections.resample import stretch
 
@@ -35,6 +35,7 @@ class Convolution(Projection):
     ) -> None:
         super().__init__(max_len, k, parts, heads)
         self.start = one_of("start", start, STARTS)
+        check_factory(device, dtype)
         self.kernel = nn.Parameter(torch.empty(-(-max_len // k), parts * heads, device=device, dtype=dtype))
         self.reset_parameters()
 

@@ -10,13 +10,14 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from linformers.checks import one_of
+from linformers.checks import flag, one_of
+from linformers.limits import check_parameters
 from linformers.ops.linformer import multiply, multiply_ones
 from linformers.ops.masks import blank
 from linformers.ops.precision import single
 from linformers.ops.span import WHOLE, Owned
 from linformers.private import has_global_hook
-from linformers.projections.base import Projection, Slots, Sums
+from linformers.projections.base import Projection, Slots, Sums, check_factory
 from linformers.projections.resample import stretch
 from linformers.watch import is_watched
 
@@ -53,6 +54,9 @@ class Dense(Projection):
     ) -> None:
         super().__init__(max_len, k, parts, heads)
         self.start = one_of("start", start, STARTS)
+        flag(fixed=fixed)
+        check_factory(device, dtype)
+        check_parameters(parts * heads * max_len * k)
         weight = torch.empty(max_len, parts * heads * k, device=device, dtype=dtype)
         if fixed:
             self.register_buffer("weight", weight)
@@ -145,6 +149,9 @@ class Given(Dense):
     stored = ""
 
     def __init__(self, *matrices: Tensor) -> None:
+        for matrix in matrices:
+            if not isinstance(matrix, Tensor):
+                raise TypeError(f"a projection must be a torch.Tensor, got {type(matrix).__name__}")
         shapes = [tuple(m.shape) for m in matrices]
         if len(shapes) > 2 or len(set(shapes)) != 1 or len(shapes[0]) not in (2, 3):
             raise ValueError(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from linformers.checks import at_least_one, given, one_of, shown, whole
-from linformers.limits import SIZE, at_most, check_parameters
+from linformers.limits import LAYERS, SIZE, at_most
 from linformers.projections.base import Projection
 from linformers.projections.content import Content
 from linformers.projections.convolution import Convolution
@@ -84,7 +84,6 @@ def make_projection(
     match method:
         case "learnable" | "no_params":
             fixed = method == "no_params"
-            check_parameters(parts * own_heads * max_len * k)
             return Dense(max_len, k, parts, own_heads, fixed=fixed, start=start, device=device, dtype=dtype)
         case "convolution":
             return Convolution(max_len, k, parts, own_heads, start=start, device=device, dtype=dtype)
@@ -100,6 +99,8 @@ def projection_parameters(model: nn.Module) -> list[nn.Parameter]:
     Updates to a column of E add up over n positions: Adam gives every element a step of about the same size, so a slot moves n times as
     far as a single element. On text, a tenth of the rate of the other parameters gave a much lower loss.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch module, got {type(model).__name__}")
     return [p for module in model.modules() if isinstance(module, Dense) for p in module.parameters()]
 
 
@@ -109,7 +110,11 @@ def slots_per_layer(dim_k: int | Sequence[int], depth: int, reduce_by_layer: int
     Raises:
         ValueError: if the list does not have one entry for each layer, or both options are used.
     """
-    if isinstance(dim_k, int):
+    given(dim_k=dim_k, depth=depth, reduce_by_layer=reduce_by_layer)
+    whole(depth=depth, reduce_by_layer=reduce_by_layer)
+    at_most("depth", depth, LAYERS)
+    if isinstance(dim_k, str) or not isinstance(dim_k, Sequence):
+        whole(dim_k=dim_k)
         return [max(1, dim_k - i * reduce_by_layer) for i in range(depth)]
     if reduce_by_layer:
         raise ValueError(

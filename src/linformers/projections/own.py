@@ -3,12 +3,13 @@
 Axes: b batch, s key positions, k slots, d channels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from linformers.checks import shown
 from linformers.ops.masks import blank
 from linformers.projections.base import Projection, Slots
 
@@ -22,6 +23,8 @@ class Custom(Projection):
     linear = False
 
     def __init__(self, modules: Sequence[nn.Module], max_len: int, k: int) -> None:
+        if not isinstance(modules, Iterable) or not all(isinstance(one, nn.Module) for one in modules):
+            raise TypeError(f"modules must be a list of modules, got {shown(modules)}")
         super().__init__(max_len, k, len(modules))
         self.maps = nn.ModuleList(modules)
 

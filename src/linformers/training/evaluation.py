@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from linformers.checks import at_least_one, given, not_negative, whole
 from linformers.data.records import Part
 from linformers.files.whole import write_json
 from linformers.training import processes
@@ -20,7 +21,7 @@ from linformers.training.metrics import Tally
 from linformers.training.models import parameters
 from linformers.training.progress import Progress
 from linformers.training.ranks import Ranks
-from linformers.training.runs import RESULTS, Run
+from linformers.training.runs import RESULTS, Run, check_run
 from linformers.training.sources import examples_of, unread
 from linformers.training.split_batches import split_of
 from linformers.training.verdict import had
@@ -48,6 +49,11 @@ def evaluate(
         samples: how many examples to show.
         progress: show a progress bar.
     """
+    check_run(run)
+    given(samples=samples)
+    whole(limit=limit, batch_size=batch_size, samples=samples)
+    at_least_one(limit=limit, batch_size=batch_size)
+    not_negative(samples=samples)
     shows = Progress(progress)
     found = measured(run, part, limit=limit, batch_size=batch_size, shows=shows)
     return report(run, found, part, limit=limit, samples=samples, shows=shows)

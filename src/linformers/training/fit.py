@@ -51,6 +51,8 @@ def train(settings: Settings, out: Path | str, *, resume: bool = True, progress:
         Interrupted: if the user stopped it; everything is saved.
     """
     require("linformers.training", "train", "accelerate")  # otherwise the Trainer fails only after the data is prepared
+    if not isinstance(settings, Settings):
+        raise TypeError(f"settings must be linformers.training.Settings, got {type(settings).__name__}")
     out = Path(out)
     with all_answer(out, lambda: None):
         processes.join(settings.timeout or DEFAULTS["timeout"])

@@ -3,7 +3,6 @@
 Axes: n positions, v tokens of the vocabulary, c classes.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,10 +11,11 @@ import torch
 from torch import Tensor
 
 from linformers import limits
-from linformers.checks import at_least_one, listed
+from linformers.checks import at_least_one, finite, given, listed, whole
 from linformers.data.examples import Long, around
+from linformers.models.generation import COLDEST
 from linformers.training.measure import shares_of
-from linformers.training.runs import Run
+from linformers.training.runs import Run, check_run
 from linformers.training.texts import BATCH, encode, encode_any, run_texts
 
 Show = Callable[[str], None]
@@ -59,10 +59,17 @@ def generate(
     if show is not None and beams > 1:
         raise ValueError("beam search cannot show text while it generates; leave show out")
     limits.at_most("beams", beams, limits.BEAMS)
+    given(seed=seed)
+    whole(seed=seed)
+    limits.at_most("seed", seed, 2**63 - 1)
     torch.manual_seed(seed)
     options: dict[str, Any] = {"do_sample": temperature > 0, "num_beams": beams}
     if temperature > 0:
-        options |= {"temperature": temperature, "top_k": top_k or 0, "top_p": 1.0 if top_p is None else top_p}
+        options |= {
+            "temperature": max(temperature, COLDEST),
+            "top_k": top_k or 0,
+            "top_p": 1.0 if top_p is None else top_p,
+        }
     return [generate_one(run, prompt, max_new_tokens, options, show) for prompt in prompts]
 
 
@@ -70,8 +77,11 @@ def check_choice(
     max_new_tokens: int | None, temperature: float, top_k: int | None, top_p: float | None, beams: int
 ) -> None:
     """Raise a ValueError for sampling options that are out of range or contradict each other."""
+    given(temperature=temperature, beams=beams)
+    whole(max_new_tokens=max_new_tokens, top_k=top_k, beams=beams)
+    finite(temperature=temperature, top_p=top_p)
     at_least_one(max_new_tokens=max_new_tokens, top_k=top_k, beams=beams)
-    if not 0 <= temperature < math.inf:
+    if temperature < 0:
         raise ValueError(f"temperature must not be negative, got {temperature}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
@@ -245,6 +255,7 @@ def classified(run: Run, texts: Sequence[str], *, long: Long | None = None, **op
 
 def need(run: Run, what: str, *tasks: str) -> None:
     """Raise a ValueError for a run of another task."""
+    check_run(run)
     if run.task not in tasks:
         raise ValueError(
             f"{what} needs a run of the task {' or '.join(tasks)}, and {run.directory} was trained for {run.task}"

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from linformers.hf.modeling import LinformerPreTrainedModel, token_loss
+from linformers.hf.loss import token_loss
+from linformers.hf.modeling import LinformerPreTrainedModel
 from linformers.labels import IGNORED
 
 

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from linformers.checks import shown
 from linformers.data.prepared import ABOUT
 from linformers.files.checked import an_object, damaged, each, fields, named, number, read_object, text, whole
 from linformers.files.whole import write_json
@@ -66,6 +67,12 @@ OF_RESULTS_ALWAYS = {
     )
 } | {"peak_memory_mb": number(0), "seconds": number(0), "baseline": fields(SCORES)}
 TESTED_AGAIN = "remove it, and test the run again with `linformers evaluate`"
+
+
+def check_run(run: object) -> None:
+    """Raise a TypeError unless this is a :class:`Run`."""
+    if not isinstance(run, Run):
+        raise TypeError(f"run must be what load_run gives, got {shown(run)}")
 
 
 @dataclass(frozen=True)
