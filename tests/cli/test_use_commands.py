@@ -83,8 +83,8 @@ def test_rows_without_a_text_are_named(out, tmp_path, capsys):
     (tmp_path / "new.csv").write_text("id,text\n1,apple\n2,\n3,plum\n4,  \n")
     (tmp_path / "new.jsonl").write_text('{"text": "apple"}\n{"text": " "}\n')
     for name, message in (
-        ("new.csv", "new.csv has no text in 'text' at line 3, line 5; fill these rows in, or leave these rows out"),
-        ("new.jsonl", "new.jsonl has no text in 'text' at line 2; fill this row in, or leave this row out"),
+        ("new.csv", "new.csv has no text in 'text' at line 3, line 5; fill these rows in, or leave them out"),
+        ("new.jsonl", "new.jsonl has no text in 'text' at line 2; fill this row in, or leave it out"),
     ):
         for command in ("classify", "embed"):
             assert launch(command, str(out), "--file", str(tmp_path / name)) == 1

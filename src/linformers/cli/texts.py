@@ -119,5 +119,5 @@ def table_rows(file: Path, column: str | None) -> tuple[list[str], list[Row]]:
 def check_blank(places: list[str], column: str, where: str) -> None:
     """Raise a ValueError that names the rows without a text: leaving them out would give the others new places in the output."""
     if places:
-        rows = "this row" if len(places) == 1 else "these rows"
-        raise ValueError(f"{where} has no text in {column!r} at {first(places)}; fill {rows} in, or leave {rows} out")
+        rows, them = ("this row", "it") if len(places) == 1 else ("these rows", "them")
+        raise ValueError(f"{where} has no text in {column!r} at {first(places)}; fill {rows} in, or leave {them} out")
