@@ -4,6 +4,7 @@ import pytest
 from data_cases import make_folder, make_rows, make_text
 
 from linformers.cli import app, launch
+from linformers.cli.output import with_commas
 from linformers.data import load
 
 
@@ -37,6 +38,16 @@ def test_names_of_files_and_classes_are_not_markup(tmp_path, capsys):
     assert "[red].jsonl" in "".join(printed.split())
     assert "2 classes: [/b], [b]" in printed
     assert "[blue] is ready" in printed
+
+
+def test_a_class_with_a_comma_is_one_class(tmp_path, capsys):
+    source = make_rows(
+        tmp_path / "a.jsonl", [{"text": make_text(i), "label": ("plum", "axe, saw")[i % 2]} for i in range(20)]
+    )
+    options = ["--kind", "labelled", "--tokenizer", "words", "--out", str(tmp_path / "out")]
+    assert launch("prepare", str(source), *options) == 0
+    assert "2 classes: 'axe, saw', plum" in capsys.readouterr().out
+    assert with_commas(["plum", "axe, saw"], ",") == "plum,'axe, saw'"
 
 
 def test_options_reach_the_data(tmp_path, capsys):

@@ -34,7 +34,7 @@ def test_train_evaluate_and_use(text, tmp_path, capsys, monkeypatch):
     assert "frequencies alone" in printed
     assert "step 2/2: validation loss" in told
     assert launch("train", "--out", str(out)) == 0
-    assert "is complete: trained to step 2" in said(capsys)[1]
+    assert "is complete: its weights, of step 2, are tested" in said(capsys)[1]
     assert launch("evaluate", str(out), "--quick", "--samples", "1") == 0
     assert "expected:" in said(capsys)[0]
     assert launch("fill-mask", str(out), "the <mask> sat", "--top", "2") == 0

@@ -78,6 +78,19 @@ def test_blank_lines_are_counted(out, tmp_path, capsys):
     assert len(np.load(tmp_path / "v.npy")) == 2
 
 
+def test_rows_without_a_text_are_named(out, tmp_path, capsys):
+    """Before anything is run, and all of them: a large file is mended once."""
+    (tmp_path / "new.csv").write_text("id,text\n1,apple\n2,\n3,plum\n4,  \n")
+    (tmp_path / "new.jsonl").write_text('{"text": "apple"}\n{"text": " "}\n')
+    for name, message in (
+        ("new.csv", "new.csv has no text in 'text' at line 3, line 5; fill these rows in, or leave them out"),
+        ("new.jsonl", "new.jsonl has no text in 'text' at line 2; fill this row in, or leave it out"),
+    ):
+        for command in ("classify", "embed"):
+            assert launch(command, str(out), "--file", str(tmp_path / name)) == 1
+            assert message in " ".join(capsys.readouterr().err.split())
+
+
 def test_files_of_other_systems(out, tmp_path, capsys):
     """A byte order mark and line ends of Windows are not part of a text."""
     for name, content in (

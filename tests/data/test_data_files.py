@@ -121,6 +121,8 @@ def test_json_lines_and_tables_have_columns(tmp_path):
     assert texts_of(tmp_path / "b.csv") == ["one\ntwo, three", "last"]
     (tmp_path / "c.tsv.gz").write_bytes(gzip.compress(b"x\ttext\n1\tone two\n"))
     assert texts_of(tmp_path / "c.tsv.gz") == ["one two"]
+    (tmp_path / "d.csv").write_text("a;b\none;two\n")
+    assert texts_of(tmp_path / "d.csv", column="a;b") == ["one;two"]
     (tmp_path / "half.jsonl").write_text('{"text": "half \\ud800 pair"}\n')
     assert texts_of(tmp_path / "half.jsonl") == ["half ? pair"]
 
@@ -131,7 +133,15 @@ def test_json_lines_and_tables_have_columns(tmp_path):
         ("a.jsonl", '{"body": "x"}', {}, "a.jsonl, line 1 has no column 'text'; it has 'body': choose with --column"),
         ("a.csv", "body\nx\n", {}, "a.csv, line 2 has no column 'text'; it has 'body': choose with --column"),
         ("a.jsonl", '{"text": "x"}\nnothing', {}, "a.jsonl, line 2 is not JSON"),
-        ("a.jsonl", "[1, 2]", {}, r"a.jsonl, line 1 is not a JSON object but '\[1, 2\]'"),
+        ("a.jsonl", "[1, 2]", {}, r"line 1 is not a JSON object but '\[1, 2\]'; there must be one object on each line"),
+        (
+            "a.csv",
+            "text;label\nx, y;z\n",
+            {},
+            r"a.csv has semicolons between its columns \('text;label'\), and in a .csv file",
+        ),
+        ("a.csv", "a\tb\nx\ty\n", {}, "has tabs .* there are commas; save it with commas, or as .tsv with tabs"),
+        ("a.tsv", "a,b\nx,y\n", {}, "has commas .* there are tabs; save it with tabs, or as .csv with commas"),
         ("a.jsonl", '{"text": ["x"]}', {}, "line 1, column 'text' is a list, not a text"),
         ("a.csv", "text,b\nx\n", {}, "a.csv, line 2 has another number of values than the 2 columns"),
         ("a.csv", 'text,b\n"x"y,z\n', {}, "a.csv, line 2 is not a table with commas between the values"),

@@ -229,7 +229,7 @@ def test_wrong_uses(trained):
         generate(trained["clm"], ["a"], beams=10**9)
 
 
-def test_early_stopping_keeps_the_best(data, tmp_path):
+def test_early_stopping_keeps_the_best(data, tmp_path, capsys):
     """With a learning rate so high that the loss rises, the weights are those of the best evaluation, also if the end is repeated."""
     options = {
         "learning_rate": 0.3,
@@ -239,12 +239,15 @@ def test_early_stopping_keeps_the_best(data, tmp_path):
         "eval_steps": 2,
         "patience": 2,
     }
-    results = run("clm", data["clm"], tmp_path / "run", **options)
+    results = train(settings("clm", data["clm"], **options), tmp_path / "run")
     opened = load_run(tmp_path / "run")
+    said = capsys.readouterr().err
     evaluations = [row for row in opened.metrics if row["part"] == "validation"]
     best = min(evaluations, key=lambda row: row["loss"])
     assert evaluations[-1]["step"] == best["step"] + 4 < 60
     assert results["step"] == best["step"]
+    stopped = f"stopped at step {evaluations[-1]['step']} of 60: the validation loss has not improved for 2 evaluations"
+    assert f"{stopped} (--patience); the weights of step {best['step']}, the best, are in" in said
     good = weights(tmp_path / "run")
     (tmp_path / "run" / "final" / "model.safetensors").unlink()
     run("clm", data["clm"], tmp_path / "run", **options)

@@ -62,6 +62,21 @@ def test_more_updates_are_advised_where_the_last_weights_were_the_best():
     assert verdict({**results, "step": 40, "had": had})[0].endswith("try more texts")
 
 
+def test_a_model_that_has_learned_hardly_anything_is_to_learn_first():
+    """A model at the frequencies does not overfit: dropout and early stopping are no help."""
+    base, words = {"loss": 0.693, "accuracy": 0.5}, {"name": "words", "loss": 0.1, "accuracy": 1.0}
+    results = {"task": "classify", "loss": 0.674, "accuracy": 0.5, "baseline": base, "baselines": [words]}
+    had = {"dropout": 0.0, "source": "run", "patience": 0, "max_steps": 12}
+    (said,) = verdict({**results, "had": had})
+    assert said.endswith(
+        "try more --epochs or another --learning-rate (it has learned hardly more than the frequencies), or more texts"
+    )
+    for more in ({"accuracy": 0.8}, {"loss": 0.5}):
+        assert "--dropout 0.1" in verdict({**results, **more, "had": had})[0]
+        (said,) = verdict({**results, **more, "had": {**had, "patience": 5, "freeze_body": True}})
+        assert said.endswith("try training the body too (without --freeze-body), or more texts")  # it has no dropout
+
+
 def test_nothing_is_advised_that_the_run_had():
     base, words = {"loss": 0.6, "perplexity": 1.8, "accuracy": 0.5}, {"name": "words", "accuracy": 0.9}
     results = {"task": "classify", "loss": 1.2, "accuracy": 0.6, "baseline": base, "baselines": [words]}
@@ -75,7 +90,7 @@ def test_nothing_is_advised_that_the_run_had():
                           "best evaluation), --dropout 0.1, or more texts")  # fmt: skip
     assert second.endswith("--patience 3 keeps the weights from before it became so")
     (said,) = verdict(text(5.0, 500.0, had={"source": "run"}))
-    assert said.endswith("try more --max-steps, a larger --preset, or more text")
+    assert said.endswith("try more --max-steps, or more text")
 
 
 def test_results_say_what_the_run_had(data, tmp_path):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from linformers.checks import at_least_one
+from linformers.cli.output import with_commas
 from linformers.data.examples import Long
 
 
@@ -70,7 +71,7 @@ def classify(
                 print(encoding.dumps(joined(row, answer), ensure_ascii=False, default=str))
             else:
                 several = answer.get("labels")
-                label = answer["label"] if several is None else ",".join(several) or "-"
+                label = answer["label"] if several is None else with_commas(several, ",") or "-"
                 print(f"{label}\t{answer['score']:.1%}\t{given[i]}")
     if cut:
         more = "; --long windows reads all of them" if long is None else ""

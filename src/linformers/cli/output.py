@@ -1,7 +1,7 @@
-"""The output directory of a command, which appears when it is complete."""
+"""The output of a command: a directory that appears when it is complete, and lists of names."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,3 +37,8 @@ def new_directory(out: Path) -> Iterator[Path]:
             replace_directory(aside, out)
     except OSError as error:
         raise OSError(f"could not write {out}: {reason(error)}") from error
+
+
+def with_commas(names: Iterable[str], between: str = ", ") -> str:
+    """Names with commas between them; one that has a comma itself is in quotes."""
+    return between.join(repr(name) if "," in name else name for name in names)

@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from linformers.cli.output import with_commas
 from linformers.data.files import Cutting
 from linformers.data.prepared import ABOUT
 from linformers.data.reading import Errors
@@ -235,7 +236,7 @@ def show(prepared: Any, reused: bool) -> None:
     console.print(table)
     console.print(f"{prepared.vocab_size:,} tokens in the vocabulary")
     if prepared.labels:
-        shown = ", ".join(prepared.labels[:10]) + (", ..." if len(prepared.labels) > 10 else "")
+        shown = with_commas(prepared.labels[:10]) + (", ..." if len(prepared.labels) > 10 else "")
         console.print(f"{len(prepared.labels)} classes: {shown}")
     for note in prepared.notes:
         console.print(f"note: {note}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from linformers.data.files import Layout, as_record, table_of
 from linformers.data.finding import JSON_LINES, PARQUET, TABLES, Found
-from linformers.data.records import Reading
+from linformers.data.records import Reading, first
 from linformers.files import checked
 from linformers.files.checked import parse, read_text
 from linformers.files.whole import reason
@@ -78,6 +78,7 @@ def read_rows(texts: tuple[str, ...], file: Path | None, column: str | None) -> 
         return read_texts(texts, file), None
     name = column or "text"
     rows: list[Row] = []
+    blank: list[str] = []
     for i, line in read_lines(file).items():
         place = f"line {i} of {file or 'standard input'}"
         try:
@@ -89,7 +90,10 @@ def read_rows(texts: tuple[str, ...], file: Path | None, column: str | None) -> 
         if not isinstance(row.get(name), str):
             has = ", ".join(map(repr, row)) or "nothing"
             raise ValueError(f"{place} has no text in {name!r}; it has {has}: choose with --column")
+        if not row[name].strip():
+            blank.append(f"line {i}")
         rows.append(row)
+    check_blank(blank, name, str(file or "standard input"))
     return [row[name] for row in rows], rows
 
 
@@ -100,9 +104,20 @@ def table_rows(file: Path, column: str | None) -> tuple[list[str], list[Row]]:
     layout = Layout(column=column)
     found: list[str] = []
     rows: list[Row] = []
+    blank: list[str] = []
     for place, row in table_of(Found(file), layout, Reading()):
         found.append(as_record(row, f"{file}, {place}", "text", layout).text)
+        if not found[-1].strip():
+            blank.append(place)
         rows.append(row)
     if not rows:
         raise ValueError(f"{file} has no text")
+    check_blank(blank, column or "text", str(file))
     return found, rows
+
+
+def check_blank(places: list[str], column: str, where: str) -> None:
+    """Raise a ValueError that names the rows without a text: leaving them out would give the others new places in the output."""
+    if places:
+        rows, them = ("this row", "it") if len(places) == 1 else ("these rows", "them")
+        raise ValueError(f"{where} has no text in {column!r} at {first(places)}; fill {rows} in, or leave {them} out")

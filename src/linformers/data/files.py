@@ -14,6 +14,7 @@ from linformers.data.reading import Errors, chunks, cut, lines
 from linformers.data.records import Corpus, Kind, Reading, Record, first, not_blank
 
 Cutting = Literal["auto", "file", "blocks", "lines"]
+SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 LARGEST = 1_000_000  # characters of a document; a file may be larger than memory
 FEW = 3  # with fewer files, a file is not one document
 
@@ -279,7 +280,9 @@ def json_rows(one: Found, layout: Layout, reading: Reading) -> Iterator[tuple[st
                 f"{one.path}, line {number} is not JSON ({why}); there must be one object on each line"
             ) from None
         if not isinstance(row, dict):
-            raise ValueError(f"{one.path}, line {number} is not a JSON object but {line.strip()[:40]!r}")
+            raise ValueError(
+                f"{one.path}, line {number} is not a JSON object but {line.strip()[:40]!r}; there must be one object on each line"
+            )
         yield f"line {number}", row
 
 
@@ -288,6 +291,7 @@ def csv_rows(one: Found, layout: Layout, reading: Reading) -> Iterator[tuple[str
     csv.field_size_limit(2**31 - 1)
     table = csv.DictReader(lines(one.path, layout.errors, reading), delimiter=TABLES[one.form], strict=True)
     try:
+        check_separator(one, table.fieldnames or (), layout)
         for row in table:
             if None in row or None in row.values():
                 raise ValueError(
@@ -295,7 +299,21 @@ def csv_rows(one: Found, layout: Layout, reading: Reading) -> Iterator[tuple[str
                 )
             yield f"line {table.line_num}", row
     except csv.Error as error:
-        between = "tabs" if one.form == ".tsv" else "commas"
+        between = SEPARATORS[TABLES[one.form]]
         raise ValueError(
             f"{one.path}, line {table.reader.line_num} is not a table with {between} between the values ({error})"
         ) from error
+
+
+def check_separator(one: Found, columns: Sequence[str], layout: Layout) -> None:
+    """Raise a ValueError if the first line of a table is a single name, and seems to be several with another character between them."""
+    if len(columns) != 1 or columns[0] == (layout.column or "text"):
+        return
+    own, header = TABLES[one.form], columns[0]
+    other = ".csv with commas" if own == "\t" else ".tsv with tabs"
+    for mark, called in SEPARATORS.items():
+        if mark in header:
+            raise ValueError(
+                f"{one.path} has {called} between its columns ({header[:60]!r}), and in a {one.form} file there are {SEPARATORS[own]}; save "
+                f"it with {SEPARATORS[own]}, or as {other}"
+            )

@@ -87,7 +87,7 @@ def begin(settings: Settings, out: Path, resume: bool, shows: Progress) -> dict[
     run = load_run(out)
     if run.results is not None and run.results.get("step") == run.step:
         processes.leave()
-        shows.say(f"{out} is complete: trained to step {run.step} and evaluated")
+        shows.say(f"{out} is complete: its weights, of step {run.step}, are tested")
         return run.results
     with all_answer(out, lambda: run.step):
         found = measured(run, shows=shows, ranks=ranks)
@@ -276,4 +276,9 @@ def write_final(trainer: "RunTrainer", run: Run, shows: Progress, weights: dict[
     with written_aside(out / FINAL, step=step, until=until) as aside:
         models.save(model, trainer.tokenizer, aside, weights)
         write_json(aside / TALLY, trainer.cost())
-    shows.say(f"trained to step {until}; the weights of step {step} are in {out / FINAL}")
+    settings, which = run.settings, "" if step == until else ", the best,"
+    ended = f"trained to step {until}"
+    if until < settings.max_steps:
+        ended = f"stopped at step {until} of {settings.max_steps}: the validation loss has not improved for {settings.patience} evaluations"
+        ended += " (--patience)"
+    shows.say(f"{ended}; the weights of step {step}{which} are in {out / FINAL}")

@@ -7,6 +7,7 @@ FREQUENCIES = "frequencies alone"
 MUCH_UNSEEN = 0.05  # share of the text beyond n tokens from which a larger n is advised
 SOME_DROPOUT = 0.1
 LAST = 0.9  # of the updates; weights from later ones show that training could go on
+HARDLY = 0.9  # times the loss of the frequencies, above which a classifier without more right answers has learned hardly anything
 WORSE = 1.02  # times the loss of the frequencies, from which probabilities are called worse
 
 
@@ -49,27 +50,43 @@ def advice(results: Mapping[str, Any]) -> str:
     """What to try when a baseline is better; nothing that the run already had, as far as the results say."""
     unseen, own = results.get("unseen", 0.0), results.get("had", {})
     if results.get("task") != "classify":
-        begin = () if own.get("source") else ("--from a run on more text",)
-        return listed("more --max-steps", "a larger --preset", *begin, "more text")
+        # A source has sizes of its own.
+        begin = () if own.get("source") else ("a larger --preset", "--from a run on more text")
+        return listed("more --max-steps", *begin, "more text")
     tried = []
+    begun = learned_more(results)
+    if not begun:
+        tried.append("more --epochs or another --learning-rate (it has learned hardly more than the frequencies)")
+    if own.get("freeze_body"):
+        tried.append("training the body too (without --freeze-body)")
     if unseen > MUCH_UNSEEN:
         tried.append(f"a larger --n or --long windows (the model never reads {unseen:.0%} of the text)")
     if not own.get("source"):
         tried.append("--from a run of mlm or an encoder")
     step, steps = results.get("step"), own.get("max_steps")
-    if own.get("patience") and is_number(step) and is_number(steps) and step > LAST * steps:
+    if begun and own.get("patience") and is_number(step) and is_number(steps) and step > LAST * steps:
         tried.append("more --epochs or --max-steps (the last weights were the best)")
-    if not own.get("patience"):
+    if begun and not own.get("patience"):
         tried.append("--patience 3 (it keeps the weights of the best evaluation)")
-    if own.get("dropout", 0.0) < SOME_DROPOUT:
+    if begun and not own.get("freeze_body") and own.get("dropout", 0.0) < SOME_DROPOUT:
         tried.append(f"--dropout {SOME_DROPOUT}")
     return listed(*tried, "more texts")
 
 
+def learned_more(results: Mapping[str, Any]) -> bool:
+    """Whether a classifier is better than the frequencies alone, in its answers or clearly in its loss."""
+    key, frequent = judged_by(results), results.get("baseline") or {}
+    own, usual = results.get(key), frequent.get(key)
+    loss, usual_loss = results.get("loss"), frequent.get("loss")
+    if not (is_number(own) and is_number(usual) and is_number(loss) and is_number(usual_loss)):
+        return True
+    return own > usual or loss < HARDLY * usual_loss
+
+
 def had(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run that :func:`advice` depends on."""
-    names = ("patience", "dropout", "source", "max_steps", "label_smoothing")
-    return {name: settings[name] for name in names if settings.get(name) is not None}
+    names = ("patience", "dropout", "source", "max_steps", "label_smoothing", "freeze_body")
+    return {name: value for name in names if (value := settings.get(name)) is not None and value is not False}
 
 
 def calibration(results: Mapping[str, Any]) -> str:
