@@ -13,7 +13,7 @@ COUNTED = 200_000  # the most distinct documents that are split exactly; more ar
 
 def check_shares(shares: Sequence[float], given: Container[Part] = ()) -> tuple[float, float, float]:
     """Check the three shares, which sum to 1, and set those of ``given`` parts to 0."""
-    if not isinstance(shares, Sequence) or isinstance(shares, str):
+    if not isinstance(shares, Sequence) or isinstance(shares, str):  # type: ignore[unreachable]
         raise TypeError(f"shares must be three numbers, for train, validation and test, got {checks.shown(shares)}")
     for i, one in enumerate(shares):
         checks.given(**{f"shares[{i}]": one})

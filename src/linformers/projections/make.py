@@ -113,7 +113,7 @@ def slots_per_layer(dim_k: int | Sequence[int], depth: int, reduce_by_layer: int
     given(dim_k=dim_k, depth=depth, reduce_by_layer=reduce_by_layer)
     whole(depth=depth, reduce_by_layer=reduce_by_layer)
     at_most("depth", depth, LAYERS)
-    if isinstance(dim_k, str) or not isinstance(dim_k, Sequence):
+    if isinstance(dim_k, str) or not isinstance(dim_k, Sequence):  # type: ignore[unreachable]
         whole(dim_k=dim_k)
         return [max(1, dim_k - i * reduce_by_layer) for i in range(depth)]
     if reduce_by_layer:

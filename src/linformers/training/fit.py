@@ -15,12 +15,13 @@ from linformers.files.whole import reason, write_json
 from linformers.training import models, processes
 from linformers.training.batch_order import Batches, loader
 from linformers.training.checkpoints import checkpoints, last_good, manifest, written_aside
+from linformers.training.forecast import forecast
 from linformers.training.lock import working_in
 from linformers.training.metrics import MetricsFile
 from linformers.training.objective import Objective, balanced, balanced_several
 from linformers.training.opening import At, enter, is_done, open_run
 from linformers.training.presets import DEFAULTS
-from linformers.training.progress import SHORTEST, Progress
+from linformers.training.progress import Progress
 from linformers.training.ranks import Ranks
 from linformers.training.runs import BEST, FINAL, START, TALLY, Run, load_run, versions
 from linformers.training.settings import Settings
@@ -131,6 +132,8 @@ def fit(run: Run, at: At, shows: Progress, ranks: Ranks | None = None) -> None:
             trainer.restore(at[1])
         try:
             if step < settings.max_steps and not is_stale(metrics.rows, settings.patience):
+                if shows.shown and (expected := forecast(trainer, step)):
+                    shows.say(expected)
                 with all_answer(out, lambda: trainer.state.global_step):
                     trainer.train(resume_from_checkpoint=None if at is None else str(at[1]))
         except (RuntimeError, MemoryError) as error:
@@ -222,8 +225,7 @@ def new_trainer(
     passes = size * world / len(sampler)
     shows.say(
         f"{parameters:,} parameters, {settings.max_steps:,} updates of {settings.batch_size * settings.accumulation * world} "
-        f"examples: {passes:.2g} passes over {len(examples):,} of up to {settings.n:,} tokens; if they take more than {SHORTEST:.0f} s, an "
-        "estimate follows"
+        f"examples: {passes:.2g} passes over {len(examples):,} of up to {settings.n:,} tokens"
     )
     order = Batches(sampler, size, endless=True, rank=rank, world=world)
     eval_size = -(-settings.eval_batches // world) or None

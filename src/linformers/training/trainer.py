@@ -159,6 +159,11 @@ class RunTrainer(Trainer):
     taken: frozenset[str] = frozenset()
 
     @property
+    def share_of_evaluations(self) -> float:
+        """The time of evaluations, as a share of that of the updates: a forward pass takes about a third of a batch of training."""
+        return len(self.eval_loader) / (3 * self.settings.accumulation * self.settings.eval_steps)
+
+    @property
     def owns(self) -> bool:
         """Whether this process has only some rows of E or of learned positions."""
         own: Any = self.model
@@ -381,11 +386,9 @@ class StepEnd(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **options: Any) -> None:
-        trainer, settings = self.trainer, self.trainer.settings
+        trainer = self.trainer
         trainer.mark = time.perf_counter()
-        # A forward pass takes about a third of the time of a batch of training.
-        evaluations = len(trainer.eval_loader) / (3 * settings.accumulation * settings.eval_steps)
-        trainer.progress.start(state.global_step, state.max_steps, evaluations, trainer.sizes)
+        trainer.progress.start(state.global_step, state.max_steps, trainer.share_of_evaluations, trainer.sizes)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **options: Any) -> None:
         trainer, now = self.trainer, time.perf_counter()
