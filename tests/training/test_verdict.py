@@ -42,6 +42,9 @@ def test_classes_are_measured_by_accuracy_and_overconfidence_is_named():
         "ahead of TF-IDF regression: accuracy 90.0 % against 86.6 %"
     ]
     untrained = {**results, "accuracy": 0.5, "baselines": [words]}
+    counted = {**results, "examples_tested": 600, "baselines": [words]}
+    assert "accuracy 63.3 % against 86.6 % (± 3.8 with 600 texts); try" in verdict(counted)[0]
+    assert "(± 33.5 with 3 texts)" in verdict({**counted, "accuracy": 1.0, "examples_tested": 3})[0]
     assert verdict(untrained)[1].endswith("(loss 1.200 against 0.690): it has learned nothing yet")
     assert len(verdict({**untrained, "loss": 0.693})) == 1
 

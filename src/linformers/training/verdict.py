@@ -1,5 +1,6 @@
 """The results of a test in words: whether they beat the count-based baselines, and what to try if they do not."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -31,6 +32,8 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
     sign = 1 if classify else -1
     name, best = max(known, key=lambda one: sign * one[1][key])
     numbers = f"{form.format(scale * own)} against {form.format(scale * best[key])}"
+    if key == "accuracy" and is_number(count := results.get("examples_tested")):
+        numbers += f" (± {100 * uncertainty(own, count):.1f} with {count:,} texts)"
     lead = sign * (own - best[key])
     how = "ahead of" if lead > 0 else "not ahead of" if lead < 0 else "level with"
     best_possible = classify and own == 1
@@ -44,6 +47,12 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
             f"its probabilities are worse than the {FREQUENCIES} (loss {loss:.3f} against {frequent['loss']:.3f}): {why}"
         )
     return sentences + [f"{one}: {scores['note']}" for one, scores in known if scores.get("note")]
+
+
+def uncertainty(share: float, count: float) -> float:
+    """Half of the 95 % interval of a share of ``count`` texts (Agresti and Coull's, which has a width for 0 and 1 too)."""
+    share = (share * count + 2) / (count + 4)
+    return 1.96 * math.sqrt(share * (1 - share) / (count + 4))
 
 
 def advice(results: Mapping[str, Any]) -> str:
