@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -295,7 +296,7 @@ def test_a_run_begins_with_another(text, labelled, tmp_path, capsys):
     options = ["--task", "classify", "--from", source, "--data", str(labelled.parent / "table.csv"), "--out", out]
     said(capsys)
     assert launch("train", *options, "--epochs", "0.2", "--freeze-body") == 0
-    assert "weights taken; new: classifier.weight, classifier.bias" in said(capsys)[1]
+    assert re.search("weights taken; resampled: n .* to 512; new: classifier.weight, classifier.bias", said(capsys)[1])
     assert launch("classify", out, "apple pear") == 0
     assert "apple pear" in said(capsys)[0]
     assert launch("train", *options, "--width", "8", "--no-resume") == 1

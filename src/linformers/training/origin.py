@@ -20,7 +20,7 @@ from linformers.pretrained import load as pretrained
 from linformers.training.checking import without_effect
 from linformers.training.checkpoints import digest
 from linformers.training.options import option
-from linformers.training.presets import CLASSIFY_FROM, DEFAULTS, FROM, PRESETS
+from linformers.training.presets import CLASSIFY_FROM, DEFAULTS, FROM, PRESETS, SIZES
 from linformers.training.runs import load_run
 from linformers.training.settings import Settings, shown
 
@@ -237,6 +237,9 @@ def settings_with(given: Settings, origin: Origin) -> Settings:
     if origin.family == "linformer" and origin.config.is_decoder:
         decided |= causal_sizes(origin, asked)
     preset = asked.get("preset") or origin.preset or DEFAULTS["preset"]
+    if task == "classify" != origin.task and decided.get("method") == "content" and decided["positions"] != "learned":
+        # Nothing in these models has a size for n: they read as much of a text as a new classifier.
+        decided["n"] = max(decided.get("n", 0), SIZES["classify"][preset]["n"])
     usual = {**FROM[origin.family], **(CLASSIFY_FROM[origin.family] if task == "classify" else {})}
     usual |= {"preset": preset, "task": task}
     if "max_steps" in asked:

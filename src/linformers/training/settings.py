@@ -74,7 +74,8 @@ class Settings:
     cross_attention
         How the decoder of seq2seq attends to the source: to every token (full), or to k slots (linformer), for very long sources.
     n
-        The longest input, in tokens.
+        The longest input, in tokens. With --from, that of the source; for classify from a model of mlm or clm with content slots, at least
+        that of the preset for classify.
     target_n
         The longest target of seq2seq; by default n.
     k
