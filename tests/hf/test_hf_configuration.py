@@ -26,6 +26,10 @@ def test_it_survives_a_file(tmp_path):
     assert LinformerConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
 
 
+def test_sizes_of_layers_may_be_a_tuple():
+    assert make_config(proj_k=(7, 3)).to_dict() == make_config(proj_k=[7, 3]).to_dict()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

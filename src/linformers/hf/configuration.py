@@ -131,6 +131,9 @@ class LinformerConfig(Shared, PreTrainedConfig):
         for name in kwargs:
             if meant := difflib.get_close_matches(name, names, 1, cutoff=0.9):
                 raise ValueError(f"LinformerConfig has no option {name!r}; did you mean {meant[0]!r}?")
+        for name in ("proj_k", "decoder_proj_k"):
+            if isinstance(slots := getattr(self, name), tuple):
+                setattr(self, name, list(slots))  # as it is after saving and loading
         self._check_types()  # before the sizes are used below
         if self.linformers_format > FORMAT:
             raise ValueError(
