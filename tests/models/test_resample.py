@@ -79,3 +79,24 @@ def test_what_cannot_be_resampled_is_refused() -> None:
         resample(LinformerEncDec(num_tokens=5, input_size=8, channels=8, dim_k=4).decoder, k=2)
     with pytest.raises(ValueError, match="k=4 would make them equal"):
         resample(Linformer(8, 8, [3, 2], depth=2), k=4)
+
+
+def test_a_refusal_of_one_part_changes_no_other_part() -> None:
+    sizes = {"input_size": 8, "channels": 8, "dim_k": 4, "positions": "learned"}
+    model = LinformerEncDec(num_tokens=5, **sizes).eval()
+    layers = torch.nn.Sequential(LinearMultiheadAttention(6, 2, seq_len=8, proj_k=4), torch.nn.Linear(6, 6))
+    layers.append(LinearMultiheadAttention(6, 2, method=torch.randn(8, 4), seq_len=8, proj_k=4))
+    tokens = torch.randint(5, (2, 8))
+    for module, message in ((model, "cross-attention has two lengths"), (layers, "matrix cannot be resampled")):
+        for parameter in module.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        before = {name: x.clone() for name, x in module.state_dict().items()}
+        with pytest.raises(ValueError, match=message):
+            resample(module, max_len=16)
+        torch.testing.assert_close(module.state_dict(), before, rtol=0, atol=0)
+        assert all(parameter.grad.shape == parameter.shape for parameter in module.parameters())
+    assert model.encoder.body.input_size == 8
+    assert layers[0].seq_len == 8
+    model(tokens, tokens)
+    with pytest.raises(ValueError, match="at most input_size=8"):
+        model.encoder(torch.randint(5, (2, 9)))

@@ -35,6 +35,16 @@ def test_nothing_is_kept_and_the_mode_is_restored() -> None:
     assert not model._forward_pre_hooks
 
 
+def test_the_mode_of_every_module_is_restored() -> None:
+    model = Linformer(13, 6, 5, nhead=2, depth=2).train()
+    model.layers[0].eval()  # frozen, as while a part of a model is fine-tuned
+    before = [module.training for module in model.modules()]
+    with pytest.raises(ValueError, match="input_size=13"):
+        Visualizer(model).weights(torch.randn(1, 14, 6))
+    Visualizer(model).weights(torch.randn(1, 11, 6))
+    assert [module.training for module in model.modules()] == before
+
+
 @pytest.mark.parametrize("method", ["learnable", "convolution", "mean", "no_params"])
 def test_gathered_is_the_matrix(method: str) -> None:
     projection = make_projection(12, 5, sharing="kv", method=method).double()

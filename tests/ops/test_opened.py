@@ -297,6 +297,19 @@ def test_weights_are_in_the_graph_and_add_up_to_one(pattern):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
+def test_gradients_through_vanishing_weights_are_those_without_weights(pattern):
+    inputs = {name: x.detach() for name, x in make_inputs(1, dtype=torch.float32).items()}
+    opening, slots = make_opening(pattern, 2)
+    for scale in torch.linspace(5, 40, 8):  # the inverse of a weight of 1e-39 is not finite
+        leaves = {name: (scale * x if name == "q" else x.clone()).requires_grad_() for name, x in inputs.items()}
+        found, wanted = (
+            outputs_and_gradients(lambda w=w, x=leaves: run(x, opening, slots, weights=w)[:1], leaves, {})
+            for w in (True, False)
+        )
+        assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
 def test_dropout_drops_weights(pattern):
     inputs = make_inputs(1)
     opening, slots = make_opening(pattern, 2)

@@ -1,5 +1,7 @@
 """Many texts of any length: in batches as alone, in windows as averaged by hand, vectors as those of sentence-transformers."""
 
+import copy
+
 import numpy as np
 import pytest
 import sentence_transformers
@@ -11,6 +13,7 @@ from linformers.data.vocabulary import Encoder, train_tokenizer
 from linformers.models.windows import window_starts
 from linformers.training import classify, embed, evaluate, load_run
 from linformers.training import texts as texts_module
+from linformers.training.embedding import Encoder as Encoded
 from linformers.training.measure import measure_windows
 from linformers.training.sources import examples_of
 
@@ -134,6 +137,14 @@ def test_vectors_are_those_of_sentence_transformers(trained):
     windows = embed(trained, TEXTS, long="windows")
     np.testing.assert_allclose(windows[[0, 2, 4]], found[[0, 2, 4]], atol=1e-5)
     assert not np.allclose(windows[1], found[1])
+
+
+def test_vectors_of_a_model_in_half_precision_are_finite(trained):
+    body = copy.deepcopy(trained.model.base_model)
+    body.body.linformer.norm.bias.data.fill_(1e4)  # of thirteen tokens the sum is beyond float16, the mean is not
+    expected = embed(Encoded(body, trained.tokenizer, 13), TEXTS)
+    found = embed(Encoded(body.half(), trained.tokenizer, 13), TEXTS)
+    np.testing.assert_allclose(found, expected, rtol=0.01)
 
 
 def test_vectors_of_other_models(tmp_path, pairs):

@@ -31,7 +31,7 @@ def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = N
         noise: its standard deviation, as a share of that of the matrix.
 
     Raises:
-        ValueError: if ``module`` owns no projection, or one that cannot be resampled.
+        ValueError: if ``module`` owns no projection, or one that cannot be resampled; then nothing is changed.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"expected a module that owns projections, got {type(module).__name__}")
@@ -58,7 +58,16 @@ def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = N
             done.add(id(part))
             change(max_len=max_len, k=k, noise=noise)
 
-    visit(module)
+    parts = [(part, {**vars(part), "_modules": dict(vars(part)["_modules"])}) for part in module.modules()]
+    parameters = [(parameter, parameter.data, parameter.grad) for parameter in module.parameters()]
+    try:
+        visit(module)
+    except Exception:  # of one part, after others were changed
+        for part, before in parts:
+            vars(part).update(before)
+        for parameter, data, grad in parameters:
+            parameter.data, parameter.grad = data, grad
+        raise
     if not done:
         raise ValueError(f"{type(module).__name__} owns no projection; pass the module that owns it, or the projection")
     return module

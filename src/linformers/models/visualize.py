@@ -181,12 +181,13 @@ class Visualizer:
         hooks = [
             stack.register_forward_pre_hook(recorder(name), with_kwargs=True) for name, stack in self.stacks.items()
         ]
-        training = self.model.training
+        training = [module for module in self.model.modules() if module.training]
         try:
             with Watch(self.stacks) as watch, LayerWatch(self.alone) as alone:
                 self.model.eval()(*inputs, **options)
         finally:
-            self.model.train(training)
+            for module in training:
+                module.training = True
             for hook in hooks:
                 hook.remove()
         unknown: dict[str, list[Tensor | None]] = {name: [None] * len(found) for name, found in alone.weights.items()}

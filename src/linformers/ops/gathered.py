@@ -200,7 +200,8 @@ def _columns(weights: Tensor, chosen: Tensor, seen: Seen, slots: int) -> View:
 
     def back(shown: Tensor) -> Tensor:
         total = there(weights)  # each key keeps its share of the column
-        return weights * (shown / total.masked_fill(total == 0, 1.0)).gather(-1, index)
+        least = torch.finfo(total.dtype).tiny  # the gradient of a quotient of smaller numbers is not finite
+        return weights * (shown / total.clamp(min=least)).gather(-1, index)
 
     return View(there, back)
 

@@ -59,7 +59,7 @@ def embed(
     encoder = open_encoder(source)
 
     def features(input_ids: Tensor, mask: Tensor) -> Tensor:
-        hidden = encoder.model(input_ids=input_ids, attention_mask=mask).last_hidden_state  # (b, n, ch)
+        hidden = encoder.model(input_ids=input_ids, attention_mask=mask).last_hidden_state.float()  # (b, n, ch)
         kept = mask.unsqueeze(-1).to(hidden.dtype)
         return (hidden * kept).sum(1) / kept.sum(1)
 
