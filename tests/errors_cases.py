@@ -61,6 +61,7 @@ def build(folder: Path) -> None:
     (folder / "empty.txt").touch()
     (folder / "latin.txt").write_bytes("élan".encode("latin-1"))
     (folder / "table.csv").write_text("text,label\n", encoding="utf-8")
+    (folder / "twice.csv").write_text("text,label,label\none,good,1\n", encoding="utf-8")
     os.mkfifo(folder / "pipe")
     import torch
     from safetensors.torch import save_file

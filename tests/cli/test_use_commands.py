@@ -25,7 +25,7 @@ def out(tmp_path_factory, labelled):
 
 
 def test_json_lines_keep_their_fields(out, tmp_path, capsys, monkeypatch):
-    rows = [{"id": i, "body": text, "label": "x"} for i, text in enumerate(TEXTS)]
+    rows = [{"id": i, "body": text, "label": "x", "given": i} for i, text in enumerate(TEXTS)]
     path = tmp_path / "new.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     expected = classify(load_run(out), TEXTS, long="windows")
@@ -34,7 +34,7 @@ def test_json_lines_keep_their_fields(out, tmp_path, capsys, monkeypatch):
         assert launch("classify", str(out), *file, "--column", column, "--long", "windows") == 0
         found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         for row, answer, one in zip(rows, expected, found, strict=True):
-            assert one == {"id": row["id"], "body": row["body"], "given": {"label": "x"}, **answer}
+            assert one == {"id": row["id"], "body": row["body"], "given": {"label": "x", "given": row["id"]}, **answer}
     assert launch("classify", str(out), *TEXTS, "--json", "--batch-size", "2") == 0
     said = capsys.readouterr()
     assert [json.loads(line)["text"] for line in said.out.splitlines()] == TEXTS
@@ -134,7 +134,7 @@ def test_errors(out, tmp_path, capsys):
         ('{"text": "a"}\nb', [], f"line 2 of {lines} is not JSON; there must be one object on each line"),
         ("[1]", [], f"line 1 of {lines} is not a JSON object"),
         ('{"body": "a"}', [], "has no text in 'text'; it has 'body': choose with --column"),
-        ('{"text": 3}', ["--column", "text"], "has no text in 'text'; it has 'text'"),
+        ('{"text": 3}', ["--column", "text"], "has 3 in 'text', which is not a text; put it between quotes"),
         ('{"text": "a"}', ["--batch-size", "0"], "--batch-size must be at least 1, got 0"),
     ):
         lines.write_text(content)

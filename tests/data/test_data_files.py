@@ -148,6 +148,7 @@ def test_json_lines_and_tables_have_columns(tmp_path):
         ("a.csv", "text,label\nx, \n", {"kind": "labelled"}, "line 2, column 'label' is empty; every document needs"),
         ("a.jsonl", '{"text": "x", "label": NaN}', {"kind": "labelled"}, "line 1, column 'label' is empty; every"),
         ("a.csv", "text,label\nx,\n", {"kind": "labelled"}, "line 2, column 'label' is empty; every document needs"),
+        ("a.csv", "text,label,label\nx,y,z\n", {"kind": "labelled"}, "a.csv has 2 columns called 'label'; rename all"),
         ("a.csv", "text\nx\n", {"kind": "labelled"}, "no column 'label'; it has 'text': choose with --label-column"),
         ("a.csv", "text\nx\n", {"kind": "pairs"}, "no column 'target'; it has 'text': choose with --target-column"),
         ("a.txt", "text", {"kind": "labelled"}, "a.txt: no label; give a folder with a folder of text files"),
@@ -176,6 +177,14 @@ def test_spaces_around_a_label_and_missing_numbers(tmp_path):
     found, reading, _ = read(tmp_path / "b.jsonl", "labelled")
     assert [(record.text, record.label) for record in found] == [("x", "0.5")]
     assert reading.blank == 1
+
+
+def test_a_row_without_a_text_needs_no_label(tmp_path):
+    """Spreadsheets end with rows of separators alone."""
+    (tmp_path / "a.csv").write_text("text,label\none,good\n,\n ,\n,bad\n")
+    found, reading, _ = read(tmp_path / "a.csv", "labelled")
+    assert [(record.text, record.label) for record in found] == [("one", "good")]
+    assert reading.blank == 3
 
 
 def test_a_readme_beside_tables_has_no_class_and_is_left_out(tmp_path):

@@ -36,6 +36,11 @@ def test_invalid_utf8_is_named_with_its_place(tmp_path, monkeypatch, chunk):
     with pytest.raises(ValueError, match=r"a.txt is not UTF-8: byte 0xff at offset 6; .* --errors replace"):
         list(chunks(path, "strict", Reading()))
     assert "".join(chunks(path, "replace", Reading())) == "grün \ufffd more"
+    for order in ("le", "be"):
+        path.write_bytes("\ufefftext".encode(f"utf-16-{order}"))
+        with pytest.raises(ValueError, match=r"at offset 0; it begins as UTF-16 does; save it as UTF-8$"):
+            list(chunks(path, "strict", Reading()))
+    path.write_bytes("grün ".encode() + b"\xff more")
     assert "".join(chunks(path, "ignore", Reading())) == "grün  more"
 
 

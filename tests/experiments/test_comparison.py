@@ -81,6 +81,12 @@ def test_the_table_has_the_baseline_and_is_markdown(compared):
     assert "Mean ± standard deviation" in text
 
 
+def test_contenders_without_a_wrong_answer_are_given_no_advice():
+    words, settings = [{"name": "words", "accuracy": 1.0}], {"task": "classify"}
+    assert comparison.worse_than_counted([{"accuracy": {"mean": 1.0}}], words, settings) == []
+    assert len(comparison.worse_than_counted([{"accuracy": {"mean": 0.9}}], words, settings)) == 1
+
+
 def test_baselines_that_count_are_in_the_table_and_in_the_figures(compared):
     for path in compared.rglob("results.json"):
         counted = [{"name": "neighbours", "loss": 1.0, "perplexity": math.e, "accuracy": 0.31}]

@@ -3,7 +3,7 @@
 import matplotlib.image
 import pytest
 import torch
-from saved_cases import HEADS, LAYERS, make_tokenizer, save_own
+from saved_cases import HEADS, LAYERS, make_tokenizer, save_bert, save_own
 
 from linformers.cli import launch
 from linformers.experiments import heads, spectrum
@@ -91,6 +91,14 @@ def test_tokens_are_text_in_the_picture(tmp_path):
         assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == [
             f"{t}  {j}" for j, t in enumerate(odd)
         ]
+
+
+def test_what_cannot_be_drawn_is_sent_to_the_spectrum(tmp_path, capsys):
+    save_bert(tmp_path / "bert")
+    assert launch("heads", str(tmp_path / "bert"), "w1", "--out", str(tmp_path / "out")) == 1
+    said = capsys.readouterr().err
+    assert "bert has a model of the type bert, and heads draws models of linformers.hf; linformers spectrum" in said
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_content_slots_hold(tmp_path, capsys):

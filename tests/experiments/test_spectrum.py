@@ -97,6 +97,7 @@ def test_the_command_writes_json_and_a_figure(tmp_path, capsys):
             16,
         ),  # as many columns as full attention
         ("MaskedLM", {"proj_k": 4, "method": "mean", "open_slots": 2}, "opened", 4),
+        ("MaskedLM", {"proj_k": 2, "method": "content"}, "slots", 2),  # fewer than n/4, as of classify
         ("CausalLM", {"proj_k": 5, "method": "content", "block_size": 2}, "near", 9),
         ("Seq2SeqLM", {"proj_k": 5, "method": "content"}, "slots", 5),
     ],
@@ -106,6 +107,7 @@ def test_models_of_this_project(tmp_path, capsys, kind, options, expected, keys)
     assert run(model, "--text", text, "--quick", "--out", out) == 0
     result = json.loads((out / "spectrum.json").read_text())
     assert (result["kind"], result["keys"], result["settings"]["n"]) == (expected, keys, 16)
+    assert result["settings"]["index"] == min(4, keys)
     printed = " ".join(capsys.readouterr().out.split())
     assert ("not n x n" in printed) == (expected not in ("full", "causal"))
     content, opened = options.get("method") == "content", "open_slots" in options

@@ -8,7 +8,7 @@ import transformers
 from hub_stand_in import hub
 from training_cases import rows, run, settings
 
-from linformers.training import load_run, train
+from linformers.training import Settings, load_run, train
 from linformers.training.card import limits_of, names_alone, plain
 
 
@@ -39,6 +39,17 @@ def test_the_card_says_what_the_run_found(task, trained, monkeypatch):
     monkeypatch.chdir(opened.directory)
     exec(re.search(r"```python\n(.*?)```", card.text, re.DOTALL)[1], names := {})
     assert type(names["model"]) is type(opened.model)
+
+
+def test_the_card_names_what_the_weights_began_with(trained, tmp_path, text):
+    begun = "It began with"
+    assert begun not in (trained["clm"].directory / "final" / "README.md").read_text()
+    source = Settings(source=str(trained["clm"].directory), data=(str(text),), max_steps=1)
+    train(source, tmp_path / "tuned", progress=False)
+    card = (tmp_path / "tuned" / "final" / "README.md").read_text()
+    taken = trained["clm"].results["parameters"]
+    assert f"{begun} {taken:,} weights of clm, a model of the task clm;\nwhat that was" in card
+    assert str(trained["clm"].directory.parent) not in card
 
 
 def test_text_from_files_is_no_markup():

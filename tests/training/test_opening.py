@@ -44,6 +44,19 @@ def test_a_refused_length_leaves_the_run_as_it_was(data, tmp_path):
     assert weights(out) == weights(tmp_path / "whole")
 
 
+def test_text_that_was_written_again_is_noted(text_file, tmp_path, capsys):
+    """A run keeps the text that it prepared; who adds to the file, and gives the same command again, is told so."""
+    source, out, note = tmp_path / "text.txt", tmp_path / "run", "has been written again since this run read it"
+    shutil.copy2(text_file, source)
+    for steps, more, noted in ((1, "", False), (2, "", False), (3, "more", True), (3, "", True)):
+        source.write_text(source.read_text() + more, encoding="utf-8") if more else None
+        train(settings("clm", source, max_steps=steps), out)
+        assert (note in capsys.readouterr().err) == noted
+    source.unlink()
+    train(settings("clm", source, max_steps=4), out)
+    assert note not in capsys.readouterr().err
+
+
 def test_a_refusal_because_of_the_data_leaves_the_run_as_it_was(text_file, tmp_path):
     """Text that changed is prepared aside, and does not take the place of what the run began with."""
     source = tmp_path / "text.txt"

@@ -80,6 +80,20 @@ def test_a_model_that_has_learned_hardly_anything_is_to_learn_first():
         assert said.endswith("try training the body too (without --freeze-body), or more texts")  # it has no dropout
 
 
+def test_weighted_classes_are_not_blamed_for_what_they_are_for():
+    """Rare classes are likelier to such a model than they are, so that its accuracy and loss may be worse than those of the frequencies."""
+    results = {"task": "classify", "loss": 0.5, "accuracy": 0.85, "baseline": {"loss": 0.3, "accuracy": 0.92}}
+    said = (
+        "its probabilities are worse than the frequencies alone (loss 0.500 against 0.300): it has learned nothing yet"
+    )
+    assert verdict(results)[1] == said
+    had = {"class_weights": "balanced", "patience": 5, "dropout": 0.5, "source": "run"}
+    first, second = verdict({**results, "had": had})
+    assert first.endswith("85.0 % against 92.0 %; try more texts")
+    assert second.endswith("costs accuracy and loss; compare the recall of each class, which linformers evaluate shows")
+    assert len(verdict({**results, "accuracy": 0.95, "had": had})) == 1
+
+
 def test_nothing_is_advised_that_the_run_had():
     base, words = {"loss": 0.6, "perplexity": 1.8, "accuracy": 0.5}, {"name": "words", "accuracy": 0.9}
     results = {"task": "classify", "loss": 1.2, "accuracy": 0.6, "baseline": base, "baselines": [words]}

@@ -81,5 +81,7 @@ def classify(
 def joined(row: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
     """A row with its answer; fields that the answer has too are kept in ``given``."""
     both = {name: row[name] for name in row if name in answer}
+    if both and "given" in row:
+        both["given"] = row["given"]
     kept = {name: value for name, value in row.items() if name not in both}
     return {**kept, **({"given": both} if both else {}), **answer}

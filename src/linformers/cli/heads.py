@@ -53,6 +53,11 @@ def heads(
         raise ValueError("give a text or a --file, not both")
     console = Console(markup=False)
     subject = spectrum.load(run, self_attention=False)
+    if (kind := subject.model.config.model_type) != "linformer":
+        raise ValueError(
+            f"{run} has a model of the type {kind}, and heads draws models of linformers.hf; linformers spectrum shows how many slots "
+            "the attention of this one needs"
+        )
     text = read(file)[0] if text is None else text
     longest = subject.longest if length is None else min(length, subject.longest)
     batch = experiment.inputs(subject.model, subject.tokenizer, text, longest)

@@ -45,7 +45,7 @@ def spectrum(
     share
         The share of the singular values that the suggested k keeps.
     index
-        How many singular values the heat map counts; by default a quarter of the length.
+        How many singular values the heat map counts; by default a quarter of the length, or all of fewer.
     out
         Folder for the results; by default the run itself, or `spectrum` for other models.
     quick

@@ -87,7 +87,11 @@ def read_rows(texts: tuple[str, ...], file: Path | None, column: str | None) -> 
             raise ValueError(f"{place} is not JSON; there must be one object on each line") from None
         if not isinstance(row, dict):
             raise ValueError(f"{place} is not a JSON object; there must be one on each line, with a text in {name!r}")
-        if not isinstance(row.get(name), str):
+        if name in row and not isinstance(row[name], str):
+            raise ValueError(
+                f"{place} has {str(row[name])[:40]} in {name!r}, which is not a text; put it between quotes"
+            )
+        if name not in row:
             has = ", ".join(map(repr, row)) or "nothing"
             raise ValueError(f"{place} has no text in {name!r}; it has {has}: choose with --column")
         if not row[name].strip():

@@ -225,11 +225,12 @@ def as_record(row: Mapping[str, Any], place: str, kind: Kind, layout: Layout) ->
         if name is not None and name not in row:
             has = ", ".join(map(repr, row)) or "none"
             raise ValueError(f"{place} has no column {name!r}; it has {has}: choose with {option}")
-        required = option == "--label-column"
-        if required and name is not None and (layout.label_separator is not None or isinstance(row[name], list)):
+        of_label = option == "--label-column"
+        if of_label and name is not None and (layout.label_separator is not None or isinstance(row[name], list)):
             several = as_labels(row[name], f"{place}, column {name!r}", layout.label_separator)
             values.append(next(iter(several), ""))
             continue
+        required = of_label and bool((values[0] or "").strip())  # a row without a text is left out
         values.append(None if name is None else as_text(row[name], f"{place}, column {name!r}", required))
     return Record(values[0] or "", values[1], values[2], labels=several)
 
@@ -292,6 +293,7 @@ def csv_rows(one: Found, layout: Layout, reading: Reading) -> Iterator[tuple[str
     table = csv.DictReader(lines(one.path, layout.errors, reading), delimiter=TABLES[one.form], strict=True)
     try:
         check_separator(one, table.fieldnames or (), layout)
+        check_repeated(one, table.fieldnames or (), layout)
         for row in table:
             if None in row or None in row.values():
                 raise ValueError(
@@ -317,3 +319,10 @@ def check_separator(one: Found, columns: Sequence[str], layout: Layout) -> None:
                 f"{one.path} has {called} between its columns ({header[:60]!r}), and in a {one.form} file there are {SEPARATORS[own]}; save "
                 f"it with {SEPARATORS[own]}, or as {other}"
             )
+
+
+def check_repeated(one: Found, columns: Sequence[str], layout: Layout) -> None:
+    """Raise a ValueError if two columns have a name that is read: only the last of them would be."""
+    for name in (layout.column or "text", layout.label_column or "label", layout.target_column or "target"):
+        if (count := columns.count(name)) > 1:
+            raise ValueError(f"{one.path} has {count} columns called {name!r}; rename all but one of them")

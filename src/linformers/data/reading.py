@@ -46,9 +46,11 @@ def chunks(path: Path, errors: Errors, reading: Reading) -> Iterator[str]:
                 text = decoder.decode(chunk, final=not chunk)
             except UnicodeDecodeError as error:
                 place = offset - kept + error.start
+                what_to_do = "convert it to UTF-8, or prepare it with --errors replace"
+                if not place and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                    what_to_do = "it begins as UTF-16 does; save it as UTF-8"
                 raise ValueError(
-                    f"{path} is not UTF-8: byte {error.object[error.start]:#04x} at offset {place}; "
-                    f"convert it to UTF-8, or prepare it with --errors replace"
+                    f"{path} is not UTF-8: byte {error.object[error.start]:#04x} at offset {place}; {what_to_do}"
                 ) from error
             offset += len(chunk)
             reading.done = before + raw.tell()

@@ -124,11 +124,13 @@ def notes(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 def worse_than_counted(
     lines: Sequence[Mapping[str, Any]], counted: Sequence[Mapping[str, Any]], settings: Any
 ) -> list[str]:
-    """A note for each count-based baseline that is better than every contender."""
+    """A note for each count-based baseline that no contender is ahead of, unless one has no wrong answer."""
     key, sign = ("accuracy", 1) if settings.get("task") == "classify" else ("loss", -1)
     if any("f1" in line for line in lines):
         key = "f1"
     own = [sign * line[key]["mean"] for line in lines if key in line]
+    if 1 in own:
+        return []
     better = [one["name"] for one in counted if own and key in one and sign * one[key] >= max(own)]
     return [
         f"No contender is ahead of {name}; try more updates, larger models, or trained weights to start from."

@@ -179,7 +179,7 @@ def measure(
         batches: see :func:`curves`.
         name: what the model is called in the figure.
         share: of the singular values, for the suggested k.
-        index: where the heat map cuts the curves; a quarter of the length if it is not given.
+        index: where the heat map cuts the curves; a quarter of the length, or all of fewer values, if it is not given.
         done: called after each input.
 
     Returns:
@@ -189,7 +189,7 @@ def measure(
     check_share(share)
     found, (n, m) = curves(subject.model, batches, done)
     rank = found.shape[-1]
-    index = max(1, n // 4) if index is None else index
+    index = min(max(1, n // 4), rank) if index is None else index
     if not 1 <= index <= rank:
         raise ValueError(f"index must be from 1 to {rank}, the number of singular values; got {index}")
     kind = kind_of(subject.model.config, n, m)

@@ -300,7 +300,8 @@ def _replaced(
         causal_block: positions of a block of block-causal attention; 0 for others.
     """
     how = plan.method
-    how += f", {plan.local_window} exact neighbours" if plan.local_window else ""
+    near = min(3 * plan.local_window, plan.max_len)  # its own block and both neighbouring ones
+    how += f", at most {near} exact neighbours" if near else ""
     how += more
     keys = 0
     if plan.open_slots:

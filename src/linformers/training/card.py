@@ -79,6 +79,7 @@ def card(run: Run, results: Mapping[str, Any]) -> str:
         ),
         auto=auto,
         directory=FINAL,
+        source=source_of(run.about),
         data=names_alone(prepared.about["name"]),
         parts=", ".join(
             f"{counts['documents']:,} documents for {part}" for part, counts in prepared.about["parts"].items()
@@ -91,6 +92,12 @@ def card(run: Run, results: Mapping[str, Any]) -> str:
     )
     whole = f"---\n{metadata.to_yaml()}\n---\n\n{text}"
     return whole.encode("utf-8", "replace").decode()  # a file name may contain bytes that are not UTF-8
+
+
+def source_of(about: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What the weights of a run began with, by its name alone; None if all were new."""
+    source = about.get("source")
+    return source and {"taken": 0, "task": None, **source, "name": Path(source["directory"]).name}
 
 
 def left_out(settings: Settings) -> set[str]:

@@ -63,8 +63,8 @@ def by_preset(values: Mapping[str, Any]) -> str:
 WORDS = {
     "{vocabulary}": by_preset(VOCABULARY),
     "{slots}": by_preset({preset: sizes["k"] for preset, sizes in SIZES["classify"].items()}),
-    "{rates}": f"{FROM['linformer']['rate']} times that of the preset ({CLASSIFY_FROM['linformer']['rate']} times for classify), and "
-    f"{FROM['encoder']['learning_rate']:g} for an encoder",
+    "{rates}": f"{FROM['linformer']['rate']} times that of the preset, or for classify {CLASSIFY_FROM['linformer']['rate']} times the one "
+    f"that it has for mlm, and {FROM['encoder']['learning_rate']:g} for an encoder",
     "{epochs}": f"{CLASSIFY_FROM['linformer']['epochs']:g}, or {CLASSIFY_FROM['encoder']['epochs']:g} from an encoder",
 }
 ASSIGNING, OPENING = (" and ".join(task for task in SLOTS if SLOTS[task] is kind) for kind in (ASSIGNED, OPENED))

@@ -25,7 +25,7 @@ from linformers.training.progress import Progress
 from linformers.training.ranks import Ranks
 from linformers.training.runs import BEST, FINAL, START, TALLY, Run, load_run, versions
 from linformers.training.settings import Settings
-from linformers.training.sources import examples_of, unread
+from linformers.training.sources import changed_since, examples_of, unread
 from linformers.training.split_batches import check_split, split_of
 from linformers.training.stopping import Interrupted, Interruption, best_row, is_stale
 
@@ -74,6 +74,8 @@ def begin(settings: Settings, out: Path, resume: bool, shows: Progress) -> dict[
         enter(out)
         at = last_good(out, shows.say) if resume else None
         open_run(settings, out, resume, at, shows)
+        if at is not None and (note := changed_since(load_run(out))):
+            shows.say(f"note: {note}")
 
     processes.first(opens)
     run = load_run(out)

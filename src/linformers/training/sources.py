@@ -14,7 +14,7 @@ from linformers.training.options import spoken
 from linformers.training.presets import VOCABULARY
 from linformers.training.progress import Progress
 from linformers.training.ranks import Ranks
-from linformers.training.runs import DATA, data_directory
+from linformers.training.runs import DATA, Run, data_directory
 from linformers.training.settings import Settings
 from linformers.training.split_batches import Split
 
@@ -178,6 +178,25 @@ def check_options(settings: Settings) -> None:
 def sources(settings: Settings) -> str:
     """The sources of the data, for a message."""
     return ", ".join(settings.data) if settings.data else "the default data"
+
+
+def changed_since(run: Run) -> str | None:
+    """A note if the text that a run prepared for itself is no longer what it read then; text that is gone is not missed."""
+    from linformers.data.files import Layout, files
+
+    about, settings = run.prepared.about, run.settings
+    if about["corpus"].get("source") != "files" or data_directory(settings, run.directory) != run.directory / DATA:
+        return None
+    try:
+        now = files(settings.data, run.prepared.kind, Layout(**about["options"]["layout"]), settings.targets)
+    except (OSError, ValueError):
+        return None
+    if now.identity == about["corpus"]:
+        return None
+    return (
+        f"{sources(settings)} has been written again since this run read it, and the run keeps what it read then; to train on what is there "
+        "now, choose another --out, or give --no-resume"
+    )
 
 
 def names_own_data(settings: Settings, out: Path) -> bool:

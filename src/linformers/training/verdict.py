@@ -9,6 +9,7 @@ MUCH_UNSEEN = 0.05  # share of the text beyond n tokens from which a larger n is
 SOME_DROPOUT = 0.1
 LAST = 0.9  # of the updates; weights from later ones show that training could go on
 HARDLY = 0.9  # times the loss of the frequencies, above which a classifier without more right answers has learned hardly anything
+BALANCED = "--class-weights balanced makes rare classes likelier than they are, which costs accuracy and loss"
 WORSE = 1.02  # times the loss of the frequencies, from which probabilities are called worse
 
 
@@ -40,7 +41,10 @@ def verdict(results: Mapping[str, Any]) -> list[str]:
     tried = "" if lead > 0 or best_possible else f"; try {advice(results)}"
     sentences = [f"{how} {name}: {key} {numbers}{tried}"]
     frequent, loss = dict(known).get(FREQUENCIES, {}), results.get("loss")
-    if classify and is_number(loss) and loss > WORSE * frequent.get("loss", loss):
+    if balanced(results):
+        if lead <= 0 and not best_possible:
+            sentences.append(f"{BALANCED}; compare the recall of each class, which linformers evaluate shows")
+    elif classify and is_number(loss) and loss > WORSE * frequent.get("loss", loss):
         learned = own > frequent.get(key, own)
         why = f"it is overconfident; {calibration(results)}" if learned else "it has learned nothing yet"
         sentences.append(
@@ -89,13 +93,21 @@ def learned_more(results: Mapping[str, Any]) -> bool:
     loss, usual_loss = results.get("loss"), frequent.get("loss")
     if not (is_number(own) and is_number(usual) and is_number(loss) and is_number(usual_loss)):
         return True
-    return own > usual or loss < HARDLY * usual_loss
+    return balanced(results) or own > usual or loss < HARDLY * usual_loss
+
+
+def balanced(results: Mapping[str, Any]) -> bool:
+    """Whether the run weighted rare classes more, so that accuracy and loss do not say how much it has learned."""
+    return bool(results.get("had", {}).get("class_weights"))
 
 
 def had(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a run that :func:`advice` depends on."""
-    names = ("patience", "dropout", "source", "max_steps", "label_smoothing", "freeze_body")
-    return {name: value for name in names if (value := settings.get(name)) is not None and value is not False}
+    names = ("patience", "dropout", "source", "max_steps", "label_smoothing", "freeze_body", "class_weights")
+    values = {name: settings.get(name) for name in names}
+    return {
+        name: value for name, value in values.items() if value is not None and value is not False and value != "none"
+    }
 
 
 def calibration(results: Mapping[str, Any]) -> str:
