@@ -100,7 +100,7 @@ def test_faults_are_messages(tmp_path, capsys):
     (tmp_path / "empty.txt").write_text("")
     for arguments, message in (
         ([str(tmp_path / "bad.txt")], "is not UTF-8: byte 0xff at offset 5"),
-        ([str(tmp_path / "empty.txt")], "it contains no text: 1 empty files left out"),
+        ([str(tmp_path / "empty.txt")], "it contains no text: 1 empty file left out"),
         ([str(tmp_path / "gone.txt")], "there is no file, folder or pattern"),
         (["--dataset", "some/name"], "HF_HUB_OFFLINE"),
         ([str(tmp_path / "bad.txt"), "--shares", "1", "1", "1"], "shares must be three numbers"),

@@ -24,7 +24,7 @@ def test_text_is_streamed(tmp_path, monkeypatch):
     prepared = prepare(None, tmp_path / "out", dataset="some/name", dataset_config="small", tokenizer="bytes")
     assert set(asked) == {("some/name", "small", "train", True)}
     assert sum(prepared.count(part) for part in PARTS) == 20
-    assert prepared.notes == ["1 documents without text left out"]
+    assert prepared.notes == ["1 document without text left out"]
 
 
 def test_classes_have_their_names(tmp_path, monkeypatch):

@@ -85,7 +85,7 @@ def test_one_file_gives_three_parts(tmp_path):
 
 def test_too_few_documents_are_an_error(tmp_path):
     (tmp_path / "one.txt").write_text("word")
-    with pytest.raises(ValueError, match="found 1 different documents; that is too few"):
+    with pytest.raises(ValueError, match="found 1 different document; that is too few"):
         prepare([str(tmp_path / "one.txt")], tmp_path / "out", documents="file")
     rows = [{"text": f"text {i}", "label": str(i)} for i in range(3)]
     with pytest.raises(ValueError, match="3 different documents of 3 classes, each of which needs one"):

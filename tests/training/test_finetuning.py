@@ -45,6 +45,8 @@ def test_epochs_are_passes_over_the_training_part(labelled, tmp_path):
     run("classify", labelled, out, **changes, patience=0)  # the same command again
     train(Settings(epochs=2.0), out, progress=False)
     assert load_run(out).settings.max_steps == 8
+    with pytest.raises(ValueError, match=r"--epochs 0.5 is 2 updates, but the run in .* is at step 8 already"):
+        train(Settings(epochs=0.5), out, progress=False)
     train(Settings(max_steps=9), out, progress=False)
     assert (load_run(out).settings.max_steps, load_run(out).settings.epochs) == (9, None)
     assert {"epochs", "max_steps", "patience"} <= set(FREE)

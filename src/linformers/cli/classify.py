@@ -75,7 +75,7 @@ def classify(
                 print(f"{label}\t{answer['score']:.1%}\t{given[i]}")
     if cut:
         more = "; --long windows reads all of them" if long is None else ""
-        print(f"{cut} of {len(given)} texts were cut to {opened.settings.n} tokens{more}", file=sys.stderr)
+        print(f"note: {cut} of {len(given)} texts were cut to {opened.settings.n} tokens{more}", file=sys.stderr)
 
 
 def joined(row: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:

@@ -193,9 +193,11 @@ def left_out(reading: Reading) -> str:
     """What was left out, for a message; begins with a colon."""
     notes = []
     if reading.empty:
-        notes.append(f"{len(reading.empty)} empty files left out ({first(reading.empty)})")
+        notes.append(
+            f"{len(reading.empty)} empty file{'s' * (len(reading.empty) > 1)} left out ({first(reading.empty)})"
+        )
     if reading.blank:
-        notes.append(f"{reading.blank} documents without text left out")
+        notes.append(f"{reading.blank} document{'s' * (reading.blank > 1)} without text left out")
     if reading.repeated:
         notes.append(f"{reading.repeated} documents left out, because they are also in the test or validation files")
     if reading.cut:

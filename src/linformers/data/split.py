@@ -63,7 +63,7 @@ class Split:
         if len(rest) < sum(wanted[1:]):
             each = "" if len(groups) < 2 else f" of {len(groups)} classes, each of which needs one for training"
             raise ValueError(
-                f"found {len(self.labels)} different documents{each}; that is too few for the parts "
+                f"found {len(self.labels)} different document{'s' * (len(self.labels) != 1)}{each}; that is too few for the parts "
                 f"{', '.join(part for part, want in zip(PARTS, wanted, strict=True) if want)}: give more text, or smaller documents"
             )
         sizes = [max(1, round(share * len(self.labels))) if share else 0 for share in self.shares[1:]]

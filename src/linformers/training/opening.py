@@ -230,9 +230,13 @@ def clear(out: Path, data: bool = True) -> None:
 def check_length(settings: Settings, out: Path, at: At) -> None:
     """Raise a ValueError if a run has more steps than ``max_steps`` already."""
     if at is not None and at[0] > settings.max_steps:
+        asked = (
+            f"--epochs {settings.epochs:g} is {settings.max_steps} updates"
+            if settings.epochs
+            else f"--max-steps is {settings.max_steps}"
+        )
         raise ValueError(
-            f"--max-steps is {settings.max_steps}, but the run in {out} is at step {at[0]} already; give at least that, or "
-            "another --out"
+            f"{asked}, but the run in {out} is at step {at[0]} already; give at least that, or another --out"
         )
 
 
