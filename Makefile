@@ -20,6 +20,8 @@ FUZZ := 3000
 OLDEST := tests/test_private.py $(addprefix tests/,ops/test_linformer.py ops/test_blocks.py projections/test_projections.py nn/test_multihead.py nn/test_torch_transformer.py \
 	models/test_texts.py models/test_generation.py linearize/test_encoders.py saved training/test_resume.py training/test_card.py data/test_data_tables.py \
 	experiments/test_pages.py cli/test_prepare_command.py cli/test_training_commands.py) $(filter-out %pipelines.py %export.py,$(wildcard tests/hf/test_*.py))
+# They need TensorFlow, which is in no extra.
+OTHER_BACKEND := test_keras_documents.py::test_the_known_example_runs_as_written test_keras_saving.py::test_another_backend_loads_the_files
 .PHONY: demo test thorough fuzz packages oldest quick lint types tests site $(KERAS) clean
 
 # A causal model at a length where Linformer pays, with the same time for each kind of attention.
@@ -54,7 +56,7 @@ packages: $(VENV)/.dev
 oldest: $(VENV)-oldest/.made
 	$(VENV)-oldest/bin/python tests/oldest.py check
 	timeout 30m $(VENV)-oldest/bin/pytest -n 2 --dist worksteal $(CHOICE) -o filterwarnings= $(OLDEST)
-	KERAS_BACKEND=torch timeout 15m $(VENV)-oldest/bin/pytest $(CHOICE) -o filterwarnings= tests/keras
+	KERAS_BACKEND=torch timeout 15m $(VENV)-oldest/bin/pytest $(CHOICE) -o filterwarnings= $(addprefix --deselect tests/keras/,$(OTHER_BACKEND)) tests/keras
 
 # What a change most likely breaks, in less than 90 seconds.
 quick: lint
