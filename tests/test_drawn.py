@@ -66,7 +66,7 @@ def test_the_shares_of_the_results_are_those_of_the_files():
                 if changes == wanted:
                     assert re.search(r"\d+", rows[title][place])[0] == f"{100 * share(name, line, lines):.0f}"
                     checked += 1
-    assert checked == 9  # of masked words opened slots have m = 8, and no file
+    assert checked == 9  # of masked words opened slots have m = 8
 
 
 def test_the_table_of_associative_recall_is_that_of_the_file():
