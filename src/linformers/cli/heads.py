@@ -51,6 +51,7 @@ def heads(
     at_least_one(**{"--length": length})
     if text is not None and file is not None:
         raise ValueError("give a text or a --file, not both")
+    text = read(file)[0] if text is None else text
     console = Console(markup=False)
     subject = spectrum.load(run, self_attention=False)
     if (kind := subject.model.config.model_type) != "linformer":
@@ -58,7 +59,6 @@ def heads(
             f"{run} has a model of the type {kind}, and heads draws models of linformers.hf; linformers spectrum shows how many slots "
             "the attention of this one needs"
         )
-    text = read(file)[0] if text is None else text
     longest = subject.longest if length is None else min(length, subject.longest)
     batch = experiment.inputs(subject.model, subject.tokenizer, text, longest)
     out = run if out is None else out
