@@ -85,6 +85,7 @@ def test_a_refusal_of_one_part_changes_no_other_part() -> None:
     sizes = {"input_size": 8, "channels": 8, "dim_k": 4, "positions": "learned"}
     model = LinformerEncDec(num_tokens=5, **sizes).eval()
     layers = torch.nn.Sequential(LinearMultiheadAttention(6, 2, seq_len=8, proj_k=4), torch.nn.Linear(6, 6))
+    layers.append(LinearMultiheadAttention(6, 2, seq_len=8, proj_k=4, method="no_params"))
     layers.append(LinearMultiheadAttention(6, 2, method=torch.randn(8, 4), seq_len=8, proj_k=4))
     tokens = torch.randint(5, (2, 8))
     for module, message in ((model, "cross-attention has two lengths"), (layers, "matrix cannot be resampled")):

@@ -123,6 +123,15 @@ def test_encoders_keep_their_own_classes(name, sources, table, tmp_path):
     assert again.config.id2label == {0: "fruit", 1: "tool"}
 
 
+def test_an_encoder_with_content_slots_keeps_its_length(sources, tmp_path):
+    """Rotary positions have no size for n, but a linearised encoder takes the inputs that it was linearised for."""
+    encoder = transformers.ModernBertModel(transformers.ModernBertConfig(vocab_size=300, pad_token_id=0, **SIZES))
+    linearize(encoder, k=4, max_len=16, method="content")
+    encoder.save_pretrained(tmp_path)
+    load_run(sources / "mlm").tokenizer.save_pretrained(tmp_path)
+    assert settings_with(Settings(source=str(tmp_path), task="classify"), open_origin(tmp_path)).n == 16
+
+
 @pytest.mark.parametrize(
     ("name", "epochs", "smoothing", "hidden"), [("mlm", 10.0, 0.1, 0.2), ("bert", 3.0, None, None)]
 )

@@ -59,14 +59,14 @@ def resample(module: nn.Module, *, max_len: int | None = None, k: int | None = N
             change(max_len=max_len, k=k, noise=noise)
 
     parts = [(part, {**vars(part), "_modules": dict(vars(part)["_modules"])}) for part in module.modules()]
-    parameters = [(parameter, parameter.data, parameter.grad) for parameter in module.parameters()]
+    tensors = [(x, x.data, x.grad) for x in (*module.parameters(), *module.buffers())]
     try:
         visit(module)
     except Exception:  # of one part, after others were changed
         for part, before in parts:
             vars(part).update(before)
-        for parameter, data, grad in parameters:
-            parameter.data, parameter.grad = data, grad
+        for x, data, grad in tensors:
+            x.data, x.grad = data, grad
         raise
     if not done:
         raise ValueError(f"{type(module).__name__} owns no projection; pass the module that owns it, or the projection")

@@ -237,9 +237,9 @@ def settings_with(given: Settings, origin: Origin) -> Settings:
     if origin.family == "linformer" and origin.config.is_decoder:
         decided |= causal_sizes(origin, asked)
     preset = asked.get("preset") or origin.preset or DEFAULTS["preset"]
-    if task == "classify" != origin.task and decided.get("method") == "content" and decided["positions"] != "learned":
-        # Nothing in these models has a size for n: they read as much of a text as a new classifier.
-        decided["n"] = max(decided.get("n", 0), SIZES["classify"][preset]["n"])
+    any_length = decided.get("method") == "content" and decided["positions"] != "learned"  # nothing has a size for n
+    if any_length and origin.family == "linformer" and task == "classify" and origin.task != task:
+        decided["n"] = max(decided.get("n", 0), SIZES["classify"][preset]["n"])  # as much as a new classifier reads
     usual = {**FROM[origin.family], **(CLASSIFY_FROM[origin.family] if task == "classify" else {})}
     usual |= {"preset": preset, "task": task}
     if "max_steps" in asked:
