@@ -69,6 +69,27 @@ def test_the_shares_of_the_results_are_those_of_the_files():
     assert checked == 9  # of masked words opened slots have m = 8
 
 
+def test_the_shares_of_each_seed_are_those_of_the_files():
+    """Where a table lists them: seed by seed, then of the mean gain."""
+    share = runpy.run_path(str(DOCS / "draw.py"))["share"]
+    for name, header, expected in (
+        ("code", "| | loss, seed by seed |", {"means": "open_slots-8", "content": "content", "exact": "local"}),
+        ("mlm-small", "| six seeds, each 4 to 8", {"means": "open_slots-8", "content": "linformer"}),
+    ):
+        lines = json.loads((DOCS / "results" / f"{name}.json").read_text(encoding="utf-8"))["contenders"]
+        full, none = (next(line["seeds"] for line in lines if line["name"] == kind) for kind in ("full", "none"))
+        rows = {row[0].strip("*").split()[0]: row for row in rows_after("results.md", header)}
+        for word, ending in expected.items():
+            (line,) = (one for one in lines if one["name"].endswith(ending))
+            gains = [
+                (none[i]["loss"] - seed["loss"]) / (none[i]["loss"] - full[i]["loss"])
+                for i, seed in line["seeds"].items()
+            ]
+            shown = [f"{100 * one:.0f}" for one in (*gains, share(name, line, lines))]
+            found = re.findall(r"\d+", re.sub(r"\(.*?\)", "", rows[word][-1]))
+            assert (found[: len(gains)], found[-1]) == (shown[:-1], shown[-1])
+
+
 def test_the_table_of_associative_recall_is_that_of_the_file():
     lines = (DOCS / "results" / "mqar.jsonl").read_text(encoding="utf-8").splitlines()
     found: dict[tuple[str, int], list[dict]] = {}

@@ -322,7 +322,7 @@ def check_separator(one: Found, columns: Sequence[str], layout: Layout) -> None:
 
 
 def check_repeated(one: Found, columns: Sequence[str], layout: Layout) -> None:
-    """Raise a ValueError if two columns have a name that is read: only the last of them would be."""
+    """Raise a ValueError if two columns have a name that may be read: only the last of them would be."""
     for name in (layout.column or "text", layout.label_column or "label", layout.target_column or "target"):
         if (count := columns.count(name)) > 1:
             raise ValueError(f"{one.path} has {count} columns called {name!r}; rename all but one of them")
