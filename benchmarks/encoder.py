@@ -67,6 +67,7 @@ VARIANTS: dict[str, dict[str, int]] = {  # a window of c shows a query 3 c exact
     "k=64, open 6": {"k": 64, "open_slots": 6},
     "k=64, open 8": {"k": 64, "open_slots": 8},
     "k=64, open 7": {"k": 64, "open_slots": 7},
+    "k=128, open 6": {"k": 128, "open_slots": 6},
     "k=128, open 8": {"k": 128, "open_slots": 8},
 }
 
@@ -224,7 +225,6 @@ def quality(args: argparse.Namespace) -> None:
                 teacher,
                 batches,
                 steps=args.steps,
-                held_out=[],
                 lr=args.rate,
                 projection_lr=args.projection_rate,
                 checkpoint=checkpoint,
