@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
+from saved_cases import make_tokenizer
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -105,3 +107,19 @@ def test_programs_of_the_documentation_take_their_arguments(name, words, monkeyp
 def test_every_benchmark_is_in_the_documentation():
     pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     assert not [path.name for path in (ROOT / "benchmarks").glob("*.py") if f"benchmarks/{path.name}" not in pages]
+
+
+def test_the_benchmark_of_encoders_distils_one(tmp_path, monkeypatch):
+    (tmp_path / "text").mkdir()
+    for i in range(10):
+        (tmp_path / "text" / f"{i}.txt").write_text(" ".join(f"word{(7 * i + j * j) % 90}" for j in range(600)))
+    make_tokenizer([f"word{i}" for i in range(90)]).save_pretrained(tmp_path / "bert")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+    transformers.BertModel(transformers.BertConfig(vocab_size=99, **sizes)).save_pretrained(tmp_path / "bert")
+    words = ["--encoder", tmp_path / "bert", "--text", tmp_path / "text", "--only-text", "--pieces", 4, "--steps", 2]
+    words += ["--batch", 1, "--length", 128, "--variants", "k=64, open 4", "--out", tmp_path / "out", "--threads", 1]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.setattr(sys, "argv", ["encoder.py", "quality", *map(str, words)])
+    runpy.run_path(str(ROOT / "benchmarks" / "encoder.py"), run_name="__main__")
+    (found,) = (tmp_path / "out").glob("*.json")
+    assert {"before", "after"} <= set(json.loads(found.read_text()))
